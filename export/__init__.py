@@ -1,0 +1,1 @@
+"""Headwise's exporting side: a PyTorch attention layer becomes a proven artifact."""

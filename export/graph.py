@@ -1,0 +1,209 @@
+"""
+Turn our layer into an ONNX graph that answers every kind of call.
+
+The projections come from PyTorch's exporter.  What lies between them is one
+`If`: without masks and without weights wanted it is the bare `Attention`
+operator; else it takes the masks and hands out the weights.  One graph, one
+copy of the weights, and asking for nothing extra costs nothing
+(bench/NOTES.md, "one graph or several").
+"""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx.inliner
+import torch
+from onnx.numpy_helper import to_array
+from onnxscript import opset23, script, values
+from torch import Tensor, nn
+
+from export.attention import MultiHeadAttention
+from service.contract import (
+    ATTENTION_WEIGHTS,
+    EMBEDDINGS,
+    HEAD_MASK,
+    MEMORY,
+    OUTPUT,
+    PAIR_MASK,
+    PLAIN,
+    WEIGHTS_FILE,
+    LayerConfig,
+    graph_inputs,
+)
+
+OPSET = 23
+"""The first with the `Attention` operator."""
+
+op: Any = opset23
+_DOMAIN = values.Opset("headwise", 1)
+
+
+def write_graph(layer: MultiHeadAttention, path: Path) -> list[str]:
+    """
+    Write the layer's graph to `path` and its weights beside it; return the exporter's warnings.
+
+    Inputs, outputs and their axes are those of `service.contract`.
+    """
+    with _captured_warnings() as messages, torch.no_grad():
+        model = _export(layer)
+    model.functions.append(_attend_function(layer.config.num_heads).to_function_proto())
+    model.opset_import.append(onnx.helper.make_opsetid("headwise", 1))
+    # The exporter knew no shapes inside the function; the runtime infers its own.
+    del model.graph.value_info[:]
+    model = onnx.inliner.inline_local_functions(model)
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=True,
+        all_tensors_to_one_file=True,
+        location=WEIGHTS_FILE,
+        size_threshold=0,
+    )
+    onnx.checker.check_model(path, full_check=True)
+    return messages
+
+
+def read_state(path: Path, config: LayerConfig) -> dict[str, Tensor]:
+    """
+    Return the weights in a graph of `write_graph`, as an `nn.MultiheadAttention` state dict.
+
+    Raises:
+        ValueError: the graph is not laid out as `write_graph` does.
+
+    """
+    model = onnx.load(path)
+    constants = {tensor.name: to_array(tensor) for tensor in model.graph.initializer}
+    matrices, biases = [], []
+    for node in model.graph.node:
+        name = next((name for name in node.input if name in constants), None)
+        if name is not None and node.op_type == "MatMul":
+            matrices.append(torch.tensor(constants[name]).T)
+        if name is not None and node.op_type == "Add":
+            biases.append(torch.tensor(constants[name]))
+    layers = 3 if config.is_cross else 2
+    if len(matrices) != layers or len(biases) != (layers if config.bias else 0):
+        raise ValueError(
+            f"graph: expected {layers} projections, found {len(matrices)} matrices"
+            f" and {len(biases)} biases"
+        )
+    if config.is_cross:
+        query, key_value = matrices[:-1]
+        key, value = key_value.chunk(2)
+        state = {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
+    else:
+        state = {"in_proj_weight": matrices[0]}
+    state["out_proj.weight"] = matrices[-1]
+    if config.bias:
+        state |= {"in_proj_bias": torch.cat(biases[:-1]), "out_proj.bias": biases[-1]}
+    return state
+
+
+class _Exportable(nn.Module):
+    """The layer with the function `headwise::attend` where the formula's core stands."""
+
+    def __init__(self, layer: MultiHeadAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, embeddings: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        *memory, pair_mask, head_mask, plain = rest
+        q, k, v = self.layer.project(embeddings, memory[0] if memory else None)
+        rows, length = embeddings.shape[:2]
+        concat, weights = torch.onnx.ops.symbolic_multi_out(
+            "headwise::attend",
+            [q, k, v, pair_mask, head_mask, plain],
+            dtypes=(q.dtype, q.dtype),
+            shapes=(q.shape, (rows, self.layer.config.num_heads, length, k.shape[1])),
+            version=1,
+        )
+        return self.layer.out(concat), weights
+
+
+def _attend_function(num_heads: int) -> Any:
+    """Return `headwise::attend` as an ONNX function, compiled from the body below."""
+
+    @script(_DOMAIN, default_opset=op)
+    def attend(q, k, v, pair_mask, head_mask, plain):  # type: ignore[no-untyped-def]
+        if plain:
+            concat = op.Attention(q, k, v, q_num_heads=num_heads, kv_num_heads=num_heads)
+            # Never fetched; a constant shape here would be taken for that of the real weights.
+            weights = op.ConstantOfShape(op.Shape(pair_mask))
+        else:
+            all_heads, _k, _v, weights = op.Attention(
+                q,
+                k,
+                v,
+                pair_mask,
+                q_num_heads=num_heads,
+                kv_num_heads=num_heads,
+                qk_matmul_output_mode=3,  # after softmax
+            )
+            heads = op.Reshape(all_heads, op.Constant(value_ints=[0, 0, num_heads, -1]))
+            factors = op.Unsqueeze(head_mask, op.Constant(value_ints=[1, 3]))
+            concat = op.Reshape(op.Mul(heads, factors), op.Constant(value_ints=[0, 0, -1]))
+        return concat, weights
+
+    return attend
+
+
+def _export(layer: MultiHeadAttention) -> onnx.ModelProto:
+    config = layer.config
+    example = _example(config)
+    axes = {tensor.name: tensor.axes for tensor in graph_inputs(config)}
+    program = torch.onnx.export(
+        _Exportable(layer).eval(),
+        tuple(example.values()),
+        dynamo=True,
+        opset_version=OPSET,
+        input_names=list(example),
+        output_names=[OUTPUT, ATTENTION_WEIGHTS],
+        dynamic_shapes=_dynamic_shapes(axes),
+        verbose=False,
+    )
+    if program is None:
+        raise RuntimeError("torch.onnx.export returned nothing")
+    return program.model_proto
+
+
+def _dynamic_shapes(axes: dict[str, tuple[str | int, ...]]) -> tuple[Any, ...]:
+    """Name every free axis; the layer's `*rest` takes all but the first input as one tuple."""
+    named = [
+        {i: axis for i, axis in enumerate(own) if isinstance(axis, str)} for own in axes.values()
+    ]
+    return (named[0], tuple(named[1:]))
+
+
+def _example(config: LayerConfig) -> dict[str, Tensor]:
+    """Return one input of each kind; no two free axes share a size, and none is 0 or 1."""
+    rows, length, keys = 2, 3, 5 if config.is_cross else 3
+    memory = (
+        {} if config.memory_dim is None else {MEMORY: torch.zeros(rows, keys, config.memory_dim)}
+    )
+    return {
+        EMBEDDINGS: torch.zeros(rows, length, config.embed_dim),
+        **memory,
+        PAIR_MASK: torch.ones(4, 6, 7, 8, dtype=torch.bool),
+        HEAD_MASK: torch.ones(9, config.num_heads),
+        PLAIN: torch.tensor(True),
+    }
+
+
+@contextlib.contextmanager
+def _captured_warnings() -> Iterator[list[str]]:
+    """Collect what the exporter warns of, so that it is shown and not lost."""
+    messages: list[str] = []
+    # It reports every torchvision operator that it does without; none is used here.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("always")
+        # torch's own use of what torch deprecates says nothing about the layer.
+        warnings.simplefilter("ignore", category=FutureWarning)
+        warnings.simplefilter("ignore", category=DeprecationWarning)
+        yield messages
+    messages.extend(dict.fromkeys(str(entry.message).splitlines()[0] for entry in caught))

@@ -1,0 +1,186 @@
+"""Publish a layer: write it aside, prove it, then make it visible in one rename."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+from export.gate import Cell, GateFailed, Report, absolute_error, pass_gate, relative_error
+from export.graph import read_state, write_graph
+from export.sources import Source, SourceInvalid, from_state
+from service.artifact import Artifact, published_versions, read_artifact, sha256_of
+from service.contract import (
+    ARTIFACT_FILES,
+    ATTEND_MASK,
+    ATTENTION_WEIGHTS,
+    EMBEDDINGS,
+    FP32_TOLERANCE,
+    GOLDEN_FILE,
+    GRAPH_FILE,
+    MANIFEST_FILE,
+    MEMORY,
+    OUTPUT,
+    PLAIN_OUTPUT,
+    FileEntry,
+    Manifest,
+)
+from service.engine import Inputs, OnnxEngine
+from service.errors import ArtifactUnreadable
+
+_GOLDEN_SEED = 20260102
+
+
+def publish(
+    source: Source,
+    repository: Path,
+    name: str,
+    *,
+    threads: int = 1,
+    on_cell: Callable[[Cell], None] = lambda cell: None,
+    on_warning: Callable[[str], None] = lambda text: None,
+) -> Artifact:
+    """
+    Return the layer as the next version of `name` in `repository`, proven.
+
+    `on_cell` is called after each cell of the gate's grid, `on_warning` with
+    each warning of PyTorch's exporter.
+
+    Raises:
+        GateFailed: the artifact does not answer as the layer does; nothing is
+            visible in the repository.
+
+    """
+    with _staging(repository) as staging:
+        for text in write_graph(source.layer, staging / GRAPH_FILE):
+            on_warning(text)
+        try:
+            engine = OnnxEngine(staging / GRAPH_FILE, source.config, threads=threads)
+        except ArtifactUnreadable as error:
+            raise GateFailed(str(error)) from error
+        report = pass_gate(engine, source, on_cell=on_cell)
+        _write_golden(source, staging / GOLDEN_FILE, report.input_scale)
+        versions = published_versions(repository, name)
+        version = versions[-1] + 1 if versions else 1
+        manifest = _manifest(source, report, staging, name, version)
+        (staging / MANIFEST_FILE).write_text(manifest.to_json())
+        _open_to_readers(staging)
+        target = repository / name / str(version)
+        target.parent.mkdir(exist_ok=True)
+        staging.rename(target)
+    return read_artifact(target)
+
+
+def verify(
+    path: Path, *, threads: int = 1, on_cell: Callable[[Cell], None] = lambda cell: None
+) -> Report:
+    """
+    Repeat every check on a published artifact, with the weights that are in it.
+
+    Raises:
+        ArtifactUnreadable: a file is missing or altered, or the signature differs.
+        GateFailed: the artifact does not answer as its weights say.
+
+    """
+    artifact = read_artifact(path)
+    layer = artifact.manifest.layer
+    engine = OnnxEngine(artifact.graph_path, layer, threads=threads)
+    try:
+        state = read_state(artifact.graph_path, layer)
+        source = from_state(state, layer.num_heads, origin=dict(artifact.manifest.source))
+    except (ValueError, SourceInvalid) as error:
+        raise GateFailed(f"{artifact.graph_path}: {error}") from error
+    _check_golden(artifact, source)
+    return pass_gate(engine, source, on_cell=on_cell)
+
+
+@contextlib.contextmanager
+def _staging(repository: Path) -> Iterator[Path]:
+    """Give a directory on the repository's own disk that no reader takes for an artifact."""
+    repository.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=repository))
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _open_to_readers(directory: Path) -> None:
+    """Undo the owner-only modes of temporary files: a server may run as another user."""
+    umask = os.umask(0)
+    os.umask(umask)
+    directory.chmod(0o777 & ~umask)
+    for file in directory.iterdir():
+        file.chmod(0o666 & ~umask)
+
+
+def _manifest(source: Source, report: Report, directory: Path, name: str, version: int) -> Manifest:
+    files = {
+        file: FileEntry(sha256_of(directory / file), (directory / file).stat().st_size)
+        for file in ARTIFACT_FILES
+    }
+    packages = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "headwise")
+    return Manifest(
+        name=name,
+        version=version,
+        layer=source.config,
+        precision="fp32",
+        tolerance=FP32_TOLERANCE,
+        input_scale=report.input_scale,
+        parity=report.rows,
+        files=files,
+        source=source.origin,
+        versions={package: importlib.metadata.version(package) for package in packages},
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _write_golden(source: Source, path: Path, scale: float) -> None:
+    """Write an input and the PyTorch layer's answer, masked and plain, to a safetensors file."""
+    random, config = np.random.default_rng(_GOLDEN_SEED), source.config
+    rows, length, keys = 2, 5, 4 if config.is_cross else 5
+    shapes = {EMBEDDINGS: (rows, length, config.embed_dim)}
+    if config.memory_dim is not None:
+        shapes[MEMORY] = (rows, keys, config.memory_dim)
+    tensors = {
+        name: (scale * random.standard_normal(shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    attend_mask = np.ones((rows, keys), np.bool_)
+    attend_mask[1, 2:] = False
+    inputs = Inputs(tensors[EMBEDDINGS], tensors.get(MEMORY), attend_mask)
+    save_file(
+        {**tensors, ATTEND_MASK: attend_mask, **_answers(source, inputs)},
+        path,
+    )
+
+
+def _answers(source: Source, inputs: Inputs) -> dict[str, np.ndarray]:
+    embeddings = torch.from_numpy(inputs.embeddings)
+    memory = None if inputs.memory is None else torch.from_numpy(inputs.memory)
+    mask = None if inputs.attend_mask is None else torch.from_numpy(inputs.attend_mask)
+    with torch.no_grad():
+        plain, _ = source.layer(embeddings, memory)
+        output, weights = source.layer(embeddings, memory, attend_mask=mask)
+    answers = {PLAIN_OUTPUT: plain, OUTPUT: output, ATTENTION_WEIGHTS: weights}
+    return {name: tensor.contiguous().numpy() for name, tensor in answers.items()}
+
+
+def _check_golden(artifact: Artifact, source: Source) -> None:
+    golden = artifact.golden
+    answers = _answers(source, Inputs(golden.embeddings, golden.memory, golden.attend_mask))
+    errors = {
+        PLAIN_OUTPUT: relative_error(golden.plain_output, answers[PLAIN_OUTPUT]),
+        OUTPUT: relative_error(golden.output, answers[OUTPUT]),
+        ATTENTION_WEIGHTS: absolute_error(golden.attention_weights, answers[ATTENTION_WEIGHTS]),
+    }
+    for name, error in errors.items():
+        if not error <= FP32_TOLERANCE:
+            raise GateFailed(f"golden {name}: differs from the layer by {error:.3g}")

@@ -1,0 +1,254 @@
+"""
+Run an artifact: the one file that knows onnxruntime.
+
+A caller gives embeddings and, if wanted, masks; the engine folds the masks into
+the graph's own full mask, picks the graph's cheaper path when there is nothing
+to fold, and translates what the runtime raises.
+
+Axes: B batch, S query length, T key length (= S for self-attention),
+E embed_dim, M memory width, H heads.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, cast
+
+# Before the import: the runtime decides on its telemetry when it is loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from service.contract import (
+    ATTENTION_WEIGHTS,
+    EMBEDDINGS,
+    HEAD_MASK,
+    MEMORY,
+    OUTPUT,
+    PAIR_MASK,
+    PLAIN,
+    GraphTensor,
+    LayerConfig,
+    graph_inputs,
+    graph_outputs,
+)
+from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
+
+Provider = Literal["cpu", "cuda"]
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+
+_PROVIDER_NAMES: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_DTYPES: Final[dict[str, Literal["float32", "bool"]]] = {
+    "tensor(float)": "float32",
+    "tensor(bool)": "bool",
+}
+_NO_PAIR_MASK: Final = np.ones((1, 1, 1, 1), np.bool_)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """
+    One batch, every shape and dtype already checked.
+
+    Shapes:
+        embeddings   [B, S, E]
+        memory       [B, T, M], cross-attention only
+        attend_mask  [B, T], true = this key takes part
+        pair_mask    [B or 1, H or 1, S, T], true = this query may attend to this key
+        head_mask    [H] or [B, H], multiplies each head's output
+    """
+
+    embeddings: Floats
+    memory: Floats | None = None
+    attend_mask: Bools | None = None
+    pair_mask: Bools | None = None
+    head_mask: Floats | None = None
+    causal: bool = False
+    """True = query s may attend to key t iff t <= s."""
+
+    @property
+    def key_length(self) -> int:
+        """T."""
+        keys = self.embeddings if self.memory is None else self.memory
+        return int(keys.shape[1])
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """
+    The answer to one batch, in memory of its own.
+
+    Shapes:
+        output             [B, S, E]
+        attention_weights  [B, H, S, T]; None = not asked for
+    """
+
+    output: Floats
+    attention_weights: Floats | None
+
+
+class Engine(Protocol):
+    """What runs a layer; one call at a time from any thread."""
+
+    layer: LayerConfig
+    provider: Provider
+
+    def run(self, inputs: Inputs, *, weights: bool) -> Outputs:
+        """
+        Attend over one batch.
+
+        Raises:
+            InferenceFailed: the runtime refused the batch; cause attached.
+
+        """
+        ...
+
+
+class OnnxEngine:
+    """
+    An artifact's graph in an onnxruntime session.
+
+    Raises:
+        ProviderUnavailable: `provider` was asked for and is not what would run.
+        ArtifactUnreadable: the runtime cannot read the graph, or its signature
+            is not the one that the contract gives for `layer`.
+
+    """
+
+    def __init__(
+        self, graph_path: Path, layer: LayerConfig, *, provider: Provider = "cpu", threads: int = 1
+    ) -> None:
+        self.layer = layer
+        self.provider = provider
+        self._session = _open_session(graph_path, provider, threads)
+        check_signature(self.inputs(), graph_inputs(layer), f"{graph_path}: input")
+        check_signature(self.outputs(), graph_outputs(layer), f"{graph_path}: output")
+
+    def inputs(self) -> tuple[GraphTensor, ...]:
+        """List what the graph really takes."""
+        return _signature(self._session.get_inputs())
+
+    def outputs(self) -> tuple[GraphTensor, ...]:
+        """List what the graph really gives."""
+        return _signature(self._session.get_outputs())
+
+    def run(self, inputs: Inputs, *, weights: bool) -> Outputs:
+        """See `Engine.run`."""
+        names = [OUTPUT, ATTENTION_WEIGHTS] if weights else [OUTPUT]
+        try:
+            results = self._session.run(names, self._feed(inputs, weights=weights))
+        except Exception as error:
+            # The runtime's exception classes share no base of their own.
+            raise InferenceFailed("the runtime refused a batch") from error
+        output, *rest = (cast(Floats, result) for result in results)
+        return Outputs(output, rest[0] if weights else None)
+
+    def _feed(self, inputs: Inputs, *, weights: bool) -> dict[str, npt.NDArray[Any]]:
+        rows = inputs.embeddings.shape[0]
+        mask = full_mask(inputs)
+        plain = mask is None and inputs.head_mask is None and not weights
+        if mask is None:
+            length, keys = inputs.embeddings.shape[1], inputs.key_length
+            mask = _NO_PAIR_MASK if plain else np.ones((1, 1, length, keys), np.bool_)
+        head_mask = np.float32(1) if inputs.head_mask is None else inputs.head_mask
+        feed: dict[str, npt.NDArray[Any]] = {
+            EMBEDDINGS: inputs.embeddings,
+            PAIR_MASK: mask,
+            HEAD_MASK: np.array(np.broadcast_to(head_mask, (rows, self.layer.num_heads))),
+            PLAIN: np.array(plain),
+        }
+        if inputs.memory is not None:
+            feed[MEMORY] = inputs.memory
+        return feed
+
+
+def full_mask(inputs: Inputs) -> Bools | None:
+    """
+    Return the intersection of all masks as [B or 1, H or 1, S, T]; None = nothing is hidden.
+
+    `causal` keeps t <= s counted from the upper left, for S = T.
+    """
+    mask = inputs.pair_mask
+    if inputs.causal:
+        shape = (inputs.embeddings.shape[1], inputs.key_length)
+        causal = np.tri(*shape, dtype=np.bool_)[None, None]
+        mask = causal if mask is None else mask & causal
+    if inputs.attend_mask is not None:
+        keys = inputs.attend_mask[:, None, None, :]
+        if mask is None:
+            # The runtime does not broadcast a mask over queries, so S is spelt out.
+            rows, length = inputs.embeddings.shape[:2]
+            mask = np.array(np.broadcast_to(keys, (rows, 1, length, keys.shape[-1])))
+        else:
+            mask = mask & keys
+    return mask
+
+
+def check_signature(
+    found: tuple[GraphTensor, ...], expected: tuple[GraphTensor, ...], where: str
+) -> None:
+    """
+    Return when names, dtypes and fixed axes agree; names first, then axes.
+
+    Raises:
+        ArtifactUnreadable: the first thing that does not.
+
+    """
+    found_names, expected_names = [t.name for t in found], [t.name for t in expected]
+    if found_names != expected_names:
+        raise ArtifactUnreadable(f"{where} names: expected {expected_names}, found {found_names}")
+    for have, want in zip(found, expected, strict=True):
+        if have.dtype != want.dtype:
+            raise ArtifactUnreadable(
+                f"{where} {want.name}: expected {want.dtype}, found {have.dtype}"
+            )
+        fixed = [axis if isinstance(axis, int) else "*" for axis in have.axes]
+        wanted = [axis if isinstance(axis, int) else "*" for axis in want.axes]
+        if fixed != wanted:
+            raise ArtifactUnreadable(
+                f"{where} {want.name} axes: expected {list(want.axes)}, found {list(have.axes)}"
+            )
+
+
+def _signature(nodes: list[Any]) -> tuple[GraphTensor, ...]:
+    return tuple(
+        GraphTensor(node.name, _DTYPES.get(node.type, node.type), tuple(node.shape))
+        for node in nodes
+    )
+
+
+def _open_session(graph_path: Path, provider: Provider, threads: int) -> Any:
+    name = _PROVIDER_NAMES[provider]
+    if name not in onnxruntime.get_available_providers():
+        raise ProviderUnavailable(
+            f"provider: asked for {provider}, but this onnxruntime {onnxruntime.__version__}"
+            f" offers {', '.join(onnxruntime.get_available_providers())};"
+            " cuda needs the package onnxruntime-gpu (extra serve-cuda)"
+        )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Spinning threads starve the event loop and each other (bench/NOTES.md).
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    cuda_options = {"use_tf32": "0"}  # TF32 cannot keep the FP32 parity promise
+    try:
+        session = onnxruntime.InferenceSession(
+            os.fspath(graph_path),
+            options,
+            providers=[(name, cuda_options if provider == "cuda" else {})],
+        )
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactUnreadable(f"{graph_path}: the runtime cannot read it: {reason}") from error
+    in_use = session.get_providers()
+    if in_use[0] != name:
+        # Asked for CUDA without its libraries, the runtime only warns and uses the CPU.
+        raise ProviderUnavailable(
+            f"provider: asked for {provider}, but the runtime would use {in_use[0]};"
+            " is the GPU visible, and are its CUDA and cuDNN libraries installed?"
+        )
+    return session
