@@ -1,0 +1,194 @@
+"""
+`POST /v1/attention` in JSON: nested arrays in, nested arrays out.
+
+One sequence may come as [S][E] and is answered one rank lower, masks included;
+sequences of one call may differ in length and come back with their own.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from service.batcher import Answer
+from service.contract import (
+    ATTEND_MASK,
+    ATTENTION_WEIGHTS,
+    EMBEDDINGS,
+    HEAD_MASK,
+    MEMORY,
+    OUTPUT,
+    PAIR_MASK,
+)
+from service.engine import Bools, Floats
+from service.errors import InvalidInput
+from service.json_reader import Nested, Node, Reader, read
+from service.options import NAMES, check_known, checked
+from service.shapes import Options, Tensors, add_batch_axis, pad, pad_last
+
+MEDIA_TYPE: Final = "application/json"
+_KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, *NAMES)
+
+
+def decode(body: bytes, outer: Mapping[str, object]) -> tuple[Tensors, Options, bool]:
+    """
+    Return a body's tensors and options, and whether it is one sequence [S][E].
+
+    `outer` holds options from outside the body, which the body's own override.
+
+    Raises:
+        InvalidInput: the body is not JSON of the documented form.
+
+    """
+    return read(body, lambda reader: _decode(reader, outer))
+
+
+def encode(name: str, version: int, answer: Answer, *, single: bool) -> bytes:
+    """Return the answer as JSON, floats in their shortest FP32 form, non-finite ones as null."""
+    document: dict[str, Any] = {"model": name, "version": version}
+    for key, tensors in ((OUTPUT, answer.outputs()), (ATTENTION_WEIGHTS, answer.weights())):
+        if tensors:
+            parts = [np.ascontiguousarray(tensor) for tensor in tensors]
+            document[key] = parts[0] if single else parts
+    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _decode(reader: Reader, outer: Mapping[str, object]) -> tuple[Tensors, Options, bool]:
+    root = reader.root()
+    check_known(root, _KEYS, "body")
+    given: dict[str, object] = {key: reader.plain(root[key]) for key in NAMES if key in root}
+    options = checked({**outer, **given})
+    if EMBEDDINGS not in root:
+        raise InvalidInput(f"{EMBEDDINGS}: expected [B][S][E] or [S][E], got none")
+    embeddings = reader.floats(root[EMBEDDINGS], EMBEDDINGS)
+    single = embeddings.rank == 2
+    if not single and embeddings.rank != 3:
+        raise InvalidInput(
+            f"{EMBEDDINGS}: expected [B][S][E] or [S][E], got {embeddings.rank} levels of arrays"
+        )
+    lengths, block, true_lengths = _sequences(embeddings, EMBEDDINGS, single=single)
+    key_lengths, memory, memory_lengths = lengths, None, None
+    if root.get(MEMORY) is not None:
+        nested = reader.floats(root[MEMORY], MEMORY)
+        _check_rank(nested, MEMORY, 3, single=single)
+        key_lengths, memory, memory_lengths = _sequences(nested, MEMORY, single=single)
+        _check_count(MEMORY, len(key_lengths), len(lengths))
+    tensors = Tensors(
+        block,
+        memory,
+        _attend_mask(reader, root, key_lengths, single=single),
+        _pair_mask(reader, root, lengths, key_lengths, single=single),
+        _head_mask(reader, root),
+        true_lengths,
+        memory_lengths,
+    )
+    return (add_batch_axis(tensors) if single else tensors), options, single
+
+
+def _sequences(
+    nested: Nested, name: str, *, single: bool
+) -> tuple[list[int], Floats, np.ndarray[Any, Any] | None]:
+    """Return the length of each sequence, the padded block, and the lengths if they differ."""
+    lengths, widths = nested.counts[-2], nested.counts[-1]
+    short = next((i for i, length in enumerate(lengths) if length < 1), None)
+    if short is not None or not lengths:
+        place = "" if single or short is None else f"[{short}]"
+        raise InvalidInput(f"{name}{place}: expected at least one token, got none")
+    odd = next((i for i, width in enumerate(widths) if width != widths[0]), None)
+    if odd is not None:
+        place = Nested(nested.values, nested.counts[:-1]).place(odd)
+        raise InvalidInput(
+            f"{name}{place}: expected {widths[0]} numbers as in the first token, got {widths[odd]}"
+        )
+    packed = nested.values.reshape(-1, widths[0])
+    if single:
+        return lengths, packed, None
+    block, true_lengths = pad(packed, lengths)
+    return lengths, block, true_lengths
+
+
+def _attend_mask(
+    reader: Reader, root: dict[str, Node], key_lengths: list[int], *, single: bool
+) -> Bools | None:
+    if root.get(ATTEND_MASK) is None:
+        return None
+    nested = reader.bools(root[ATTEND_MASK], ATTEND_MASK)
+    _check_rank(nested, ATTEND_MASK, 2, single=single)
+    _check_count(ATTEND_MASK, len(nested.counts[-1]), len(key_lengths))
+    for i, (found, expected) in enumerate(zip(nested.counts[-1], key_lengths, strict=True)):
+        if found != expected:
+            place = "" if single else f"[{i}]"
+            raise InvalidInput(
+                f"{ATTEND_MASK}{place}: expected {expected} values, one a key, got {found}"
+            )
+    if single:
+        return nested.values
+    return pad_last(np.split(nested.values, np.cumsum(key_lengths)[:-1]))
+
+
+def _pair_mask(
+    reader: Reader,
+    root: dict[str, Node],
+    lengths: list[int],
+    key_lengths: list[int],
+    *,
+    single: bool,
+) -> Bools | None:
+    if root.get(PAIR_MASK) is None:
+        return None
+    nested = reader.bools(root[PAIR_MASK], PAIR_MASK)
+    _check_rank(nested, PAIR_MASK, 4, single=single)
+    if nested.shape is not None:
+        # All equal; whether they fit is checked with the other shapes.
+        mask = nested.values.reshape(nested.shape)
+        if len(set(lengths)) == 1 and len(set(key_lengths)) == 1:
+            return mask
+    if single:
+        raise InvalidInput(f"{PAIR_MASK}: expected [H or 1][S][T], got rows of unequal length")
+    return pad_last(_pair_masks_by_sequence(nested, lengths, key_lengths))
+
+
+def _pair_masks_by_sequence(
+    nested: Nested, lengths: list[int], key_lengths: list[int]
+) -> list[Bools]:
+    """Split a mask over sequences of different lengths; each has its own [H or 1][S_i][T_i]."""
+    _check_count(PAIR_MASK, nested.counts[0][0], len(lengths))
+    heads = iter(nested.counts[1])
+    query_counts, key_counts = iter(nested.counts[2]), iter(nested.counts[3])
+    parts, start = [], 0
+    for i, (length, keys) in enumerate(zip(lengths, key_lengths, strict=True)):
+        count = next(heads)
+        rows = [next(query_counts) for _ in range(count)]
+        widths = [next(key_counts) for _ in range(sum(rows))]
+        if set(rows) != {length} or set(widths) != {keys}:
+            raise InvalidInput(f"{PAIR_MASK}[{i}]: expected [H or 1][{length}][{keys}]")
+        size = count * length * keys
+        parts.append(nested.values[start : start + size].reshape(count, length, keys))
+        start += size
+    if len({part.shape[0] for part in parts}) > 1:
+        raise InvalidInput(f"{PAIR_MASK}: expected the same number of heads for every sequence")
+    return parts
+
+
+def _head_mask(reader: Reader, root: dict[str, Node]) -> Floats | None:
+    if root.get(HEAD_MASK) is None:
+        return None
+    nested = reader.floats(root[HEAD_MASK], HEAD_MASK)
+    if nested.rank > 2 or nested.shape is None:
+        raise InvalidInput(f"{HEAD_MASK}: expected [H] or [B][H]")
+    return nested.values.reshape(nested.shape)
+
+
+def _check_rank(nested: Nested, name: str, rank: int, *, single: bool) -> None:
+    expected = rank - single
+    if nested.rank != expected:
+        raise InvalidInput(
+            f"{name}: expected {expected} levels of arrays beside {EMBEDDINGS} of"
+            f" {2 if single else 3}, got {nested.rank}"
+        )
+
+
+def _check_count(name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise InvalidInput(f"{name}: expected {expected} sequences as in embeddings, got {found}")

@@ -1,0 +1,353 @@
+"""
+Read JSON bodies whose weight is in arrays of numbers.
+
+Two readers give the same answers.  The fast one lets simdjson copy numbers
+straight into a buffer, which flattens whatever is nested; it therefore gives up
+on anything irregular.  The exact one walks Python lists, knows `NaN` and
+`Infinity`, and names the place of every mistake.  `read` tries the first and
+falls back to the second, so only the exact one ever words an error.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import simdjson
+
+from service.errors import InvalidInput
+
+MAX_RANK: Final = 5
+"""One more than the deepest tensor of the contract, so that its message can say how deep it is."""
+
+Node = Any
+"""A JSON value in a reader's own form; only the reader it came from understands it."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Nested:
+    """
+    A nested array: its leaves in order, and how many children each array of each level has.
+
+    `[[1, 2], [3]]` has values [1, 2, 3] and counts ([2], [2, 1]).
+    """
+
+    values: npt.NDArray[Any]
+    counts: tuple[list[int], ...]
+
+    @property
+    def rank(self) -> int:
+        """How deep the leaves are."""
+        return len(self.counts)
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of a regular array; None = its parts differ in length."""
+        if any(len(set(level)) > 1 for level in self.counts):
+            return None
+        return tuple(level[0] for level in self.counts if level)
+
+    def place(self, index: int) -> str:
+        """Return `[i][j]…`, the place of one leaf."""
+        path: list[int] = []
+        for level in reversed(self.counts):
+            ends = np.cumsum(level)
+            array = int(np.searchsorted(ends, index, side="right"))
+            path.append(index - int(ends[array] - level[array]))
+            index = array
+        return "".join(f"[{i}]" for i in reversed(path))
+
+
+class Reader(Protocol):
+    """What a codec asks of a body."""
+
+    def root(self) -> dict[str, Node]:
+        """Return the members of the outermost object."""
+        ...
+
+    def objects(self, node: Node, where: str) -> list[dict[str, Node]]:
+        """Return the members of each object of an array."""
+        ...
+
+    def floats(self, node: Node, where: str) -> Nested:
+        """Return an array of numbers as FP32."""
+        ...
+
+    def bools(self, node: Node, where: str) -> Nested:
+        """Return an array of `true` and `false`."""
+        ...
+
+    def plain(self, node: Node) -> Any:
+        """Return any value as Python's own."""
+        ...
+
+
+def read(body: bytes, decode: Callable[[Reader], _T]) -> _T:
+    """
+    Return what `decode` makes of the body.
+
+    Raises:
+        InvalidInput: the body is not JSON, or `decode` found a mistake in it.
+
+    """
+    try:
+        fast = _FastReader(body)
+        result = decode(fast)
+    except (_Irregular, InvalidInput):
+        return decode(_ExactReader(body))
+    # Every array that `decode` saw is counted: one more bracket is an array among numbers.
+    if fast.arrays != body.count(b"["):
+        return decode(_ExactReader(body))
+    return result
+
+
+def kind_of(value: object) -> str:
+    """Name a JSON value's type the way JSON does."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
+class _Irregular(Exception):
+    """The fast reader will not vouch for this body."""
+
+
+class _FastReader:
+    """Reads through simdjson; `arrays` counts the arrays it has looked into."""
+
+    def __init__(self, body: bytes) -> None:
+        self.arrays = 0
+        try:
+            self._document = simdjson.Parser().parse(body)
+        except (ValueError, RuntimeError) as error:
+            raise _Irregular from error
+
+    def root(self) -> dict[str, Node]:
+        return self._members(self._document)
+
+    def objects(self, node: Node, where: str) -> list[dict[str, Node]]:
+        if not isinstance(node, simdjson.Array):
+            raise _Irregular
+        self.arrays += 1
+        return [self._members(item) for item in node]
+
+    def floats(self, node: Node, where: str) -> Nested:
+        if not isinstance(node, simdjson.Array):
+            raise _Irregular
+        counts: list[list[int]] = []
+        arrays: list[Any] = [node]
+        while True:
+            counts.append([len(array) for array in arrays])
+            self.arrays += len(arrays)
+            first = next((array for array in arrays if len(array)), None)
+            if first is None or len(counts) > MAX_RANK:
+                raise _Irregular
+            if not isinstance(first[0], simdjson.Array):
+                break
+            arrays = [item for array in arrays for item in array]
+            if not all(isinstance(array, simdjson.Array) for array in arrays):
+                raise _Irregular
+        try:
+            doubles = np.frombuffer(node.as_buffer(of_type="d"), np.float64)
+        except (TypeError, ValueError) as error:
+            raise _Irregular from error
+        values = _to_float32(doubles)
+        if values.size != sum(counts[-1]) or not np.isfinite(values).all():
+            raise _Irregular
+        return Nested(values, tuple(counts))
+
+    def bools(self, node: Node, where: str) -> Nested:
+        return _walk(self.plain(node), where, _to_bools)
+
+    def plain(self, node: Node) -> Any:
+        if isinstance(node, simdjson.Array):
+            node = node.as_list()
+        elif isinstance(node, simdjson.Object):
+            node = node.as_dict()
+        self.arrays += _count_arrays(node)
+        return node
+
+    def _members(self, node: Node) -> dict[str, Node]:
+        if not isinstance(node, simdjson.Object):
+            raise _Irregular
+        items = list(node.items())
+        members = dict(items)
+        if len(members) != len(items):
+            raise _Irregular
+        return members
+
+
+class _ExactReader:
+    """Reads through Python's own parser and lists."""
+
+    def __init__(self, body: bytes) -> None:
+        try:
+            text = body.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"body: expected UTF-8, got another byte at {error.start}") from None
+        if not text.strip():
+            raise InvalidInput("body: expected a JSON object, got nothing")
+        try:
+            self._document = json.loads(text, parse_float=_number, object_pairs_hook=_once)
+        except json.JSONDecodeError as error:
+            raise InvalidInput(
+                f"body: expected JSON, got a mistake at character {error.pos}: {error.msg}"
+            ) from None
+        except RecursionError:
+            raise InvalidInput("body: expected less deeply nested JSON") from None
+        except ValueError:  # Python's own limit on the digits of an integer
+            raise InvalidInput("body: a number has too many digits") from None
+
+    def root(self) -> dict[str, Node]:
+        if not isinstance(self._document, dict):
+            raise InvalidInput(f"body: expected a JSON object, got {kind_of(self._document)}")
+        return self._document
+
+    def objects(self, node: Node, where: str) -> list[dict[str, Node]]:
+        if not isinstance(node, list):
+            raise InvalidInput(f"{where}: expected an array, got {kind_of(node)}")
+        for i, item in enumerate(node):
+            if not isinstance(item, dict):
+                raise InvalidInput(f"{where}[{i}]: expected an object, got {kind_of(item)}")
+        return node
+
+    def floats(self, node: Node, where: str) -> Nested:
+        return _walk(node, where, _to_floats)
+
+    def bools(self, node: Node, where: str) -> Nested:
+        return _walk(node, where, _to_bools)
+
+    def plain(self, node: Node) -> Any:
+        return node
+
+
+class _Overflow(float):
+    """A literal that is finite as written and infinite as a float: 1e400."""
+
+
+def _number(literal: str) -> float:
+    value = float(literal)
+    return value if np.isfinite(value) else _Overflow(value)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InvalidInput(f"body: the key {twice[:64]!r} stands there twice")
+    return members
+
+
+def _count_arrays(value: object) -> int:
+    match value:
+        case list():
+            return 1 + sum(_count_arrays(item) for item in value if isinstance(item, list | dict))
+        case dict():
+            return sum(_count_arrays(item) for item in value.values())
+        case _:
+            return 0
+
+
+def _walk(
+    node: object, where: str, to_array: Callable[[list[Any]], npt.NDArray[Any] | None]
+) -> Nested:
+    """
+    Return nested lists as one array; `to_array` gives None for values it does not take.
+
+    Raises:
+        InvalidInput: not an array, too deep, leaves at unequal depths or of the
+            wrong type, or a number outside FP32.
+
+    """
+    counts: list[list[int]] = []
+    leaves: list[Any] = []
+    level: list[Any] = [node]
+    while True:
+        _check_arrays(level, where, counts, to_array)
+        counts.append([len(array) for array in level])
+        children = [item for array in level for item in array]
+        if not any(isinstance(child, list) for child in children):
+            leaves = children
+            break
+        if len(counts) == MAX_RANK:
+            raise InvalidInput(f"{where}: expected at most {MAX_RANK - 1} levels of arrays")
+        level = children
+    values = to_array(leaves)
+    if values is None:
+        _refuse_leaf(Nested(np.empty(0), tuple(counts)), leaves, where, to_array)
+    nested = Nested(values, tuple(counts))
+    if values.dtype == np.float64:
+        nested = Nested(_to_float32(values), nested.counts)
+        beyond = np.isinf(nested.values) & np.isfinite(values)
+        if beyond.any():
+            _refuse_beyond(where + nested.place(int(beyond.argmax())))
+    return nested
+
+
+def _check_arrays(
+    level: list[Any],
+    where: str,
+    counts: list[list[int]],
+    to_array: Callable[[list[Any]], npt.NDArray[Any] | None],
+) -> None:
+    odd = next((i for i, item in enumerate(level) if not isinstance(item, list)), None)
+    if odd is not None:
+        place = Nested(np.empty(0), tuple(counts)).place(odd) if counts else ""
+        wanted = (
+            "an array" if to_array([level[odd]]) is not None or not counts else _WANTED[to_array]
+        )
+        raise InvalidInput(f"{where}{place}: expected {wanted}, got {kind_of(level[odd])}")
+
+
+def _refuse_leaf(
+    nested: Nested,
+    leaves: list[Any],
+    where: str,
+    to_array: Callable[[list[Any]], npt.NDArray[Any] | None],
+) -> NoReturn:
+    odd = next(i for i, leaf in enumerate(leaves) if to_array([leaf]) is None)
+    place = where + nested.place(odd)
+    if isinstance(leaves[odd], _Overflow) or (type(leaves[odd]) is int and to_array is _to_floats):
+        _refuse_beyond(place)
+    raise InvalidInput(f"{place}: expected {_WANTED[to_array]}, got {kind_of(leaves[odd])}")
+
+
+def _refuse_beyond(place: str) -> NoReturn:
+    raise InvalidInput(f"{place}: expected a number within FP32 (up to 3.4e38), got a larger one")
+
+
+def _to_floats(leaves: list[Any]) -> npt.NDArray[np.float64] | None:
+    # `type`, not `isinstance`: a bool is an int to Python, and an overflow a float.
+    if not {type(leaf) for leaf in leaves} <= {int, float}:
+        return None
+    try:
+        return np.array(leaves, np.float64)
+    except OverflowError:  # an integer beyond any float
+        return None
+
+
+def _to_bools(leaves: list[Any]) -> npt.NDArray[np.bool_] | None:
+    return np.array(leaves, np.bool_) if {type(leaf) for leaf in leaves} <= {bool} else None
+
+
+def _to_float32(doubles: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return doubles.astype(np.float32)
+
+
+_WANTED: Final[dict[Any, str]] = {_to_floats: "a number", _to_bools: "true or false"}

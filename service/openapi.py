@@ -1,0 +1,181 @@
+"""What OpenAPI says of the bodies that are read raw, and so are unknown to FastAPI."""
+
+from typing import Any, Final
+
+from service.errors import HeadwiseError
+from service.problems import STATUSES
+
+Json = dict[str, Any]
+
+
+def _array(of: Json, **more: Any) -> Json:
+    return {"type": "array", "items": of, **more}
+
+
+_NUMBER: Final[Json] = {"type": "number"}
+_BOOLEAN: Final[Json] = {"type": "boolean"}
+_SEQUENCE: Final = _array(_array(_NUMBER, minItems=1), minItems=1)
+
+ERROR: Final[Json] = {
+    "type": "object",
+    "required": ["error", "code"],
+    "properties": {
+        "error": {"type": "string", "description": "what was expected, what came, where"},
+        "code": {"type": "string", "description": "a stable word for programs"},
+    },
+}
+
+ATTENTION_REQUEST: Final[Json] = {
+    "type": "object",
+    "required": ["embeddings"],
+    "additionalProperties": False,
+    "properties": {
+        "model": {"type": "string", "description": "default: the default model"},
+        "embeddings": {
+            "description": "[B][S][E], or one sequence [S][E]; sequences may differ in length",
+            "anyOf": [_array(_SEQUENCE, minItems=1), _SEQUENCE],
+        },
+        "memory": {
+            "description": "[B][T][M] or [T][M]: keys and values; cross-attention layers only",
+            "anyOf": [_array(_SEQUENCE, minItems=1), _SEQUENCE],
+        },
+        "attend_mask": {
+            "description": "[B][T] or [T]: padding; **true = this key takes part**",
+            "anyOf": [_array(_array(_BOOLEAN)), _array(_BOOLEAN)],
+        },
+        "pair_mask": {
+            "description": "[B or 1][H or 1][S][T], or one rank lower for one sequence:"
+            " **true = this query may attend to this key**",
+            "type": "array",
+            "items": _array(_array({"anyOf": [_BOOLEAN, _array(_BOOLEAN)]})),
+        },
+        "head_mask": {
+            "description": "[H] or [B][H]: multiplies each head's output; 0 switches it off",
+            "anyOf": [_array(_NUMBER), _array(_array(_NUMBER))],
+        },
+        "causal": {"type": "boolean", "default": False, "description": "attend to t <= s only"},
+        "weights": {
+            "type": "boolean",
+            "default": False,
+            "description": "also return each head's attention weights",
+        },
+        "timeout_s": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
+        "priority": {
+            "type": "integer",
+            "minimum": 0,
+            "default": 0,
+            "description": "1 = highest; 0 = default",
+        },
+    },
+}
+
+ATTENTION_ANSWER: Final[Json] = {
+    "type": "object",
+    "required": ["model", "version", "output"],
+    "properties": {
+        "model": {"type": "string"},
+        "version": {"type": "integer"},
+        "output": {"type": "array", "items": {}, "description": "[B][S][E] or [S][E]"},
+        "attention_weights": {
+            "type": "array",
+            "items": {},
+            "description": "[B][H][S][T] or [H][S][T]; rows sum to 1, or to 0 when all is hidden",
+        },
+    },
+}
+
+_INFER_TENSOR: Final[Json] = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"enum": ["embeddings", "memory", "attend_mask", "pair_mask", "head_mask"]},
+        "shape": _array({"type": "integer", "minimum": 0}),
+        "datatype": {"enum": ["FP32", "BOOL"]},
+        "parameters": {"type": "object"},
+        "data": {"type": "array", "items": {}, "description": "row-major, flat or nested"},
+    },
+}
+
+INFER_REQUEST: Final[Json] = {
+    "type": "object",
+    "required": ["inputs"],
+    "additionalProperties": False,
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "description": "causal (boolean), timeout (µs), priority, binary_data_output",
+        },
+        "inputs": _array(_INFER_TENSOR, minItems=1),
+        "outputs": _array(
+            {
+                "type": "object",
+                "required": ["name"],
+                "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+            }
+        ),
+    },
+}
+
+INFER_ANSWER: Final[Json] = {
+    "type": "object",
+    "required": ["model_name", "model_version", "outputs"],
+    "properties": {
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "id": {"type": "string"},
+        "outputs": _array({"type": "object"}),
+    },
+}
+
+_BYTES: Final[Json] = {"type": "string", "format": "binary"}
+
+OPTION_PARAMETERS: Final = [
+    {
+        "name": name,
+        "in": "query",
+        "required": False,
+        "schema": ATTENTION_REQUEST["properties"][name],
+    }
+    for name in ("model", "weights", "causal", "timeout_s", "priority")
+] + [
+    {
+        "name": "X-Request-Timeout-S",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
+    }
+]
+
+
+def body(json_schema: Json, binary_type: str, example: Json) -> Json:
+    """Return the request body of a call that takes JSON or binary tensors."""
+    return {
+        "required": True,
+        "content": {
+            "application/json": {"schema": json_schema, "example": example},
+            binary_type: {"schema": _BYTES},
+        },
+    }
+
+
+def responses(json_schema: Json, binary_type: str | None, *errors: type[HeadwiseError]) -> Json:
+    """Return the answers of an endpoint: what it gives, and each error that it may give."""
+    content: Json = {"application/json": {"schema": json_schema}}
+    if binary_type is not None:
+        content[binary_type] = {"schema": _BYTES}
+    by_status: dict[int, list[type[HeadwiseError]]] = {}
+    for error in errors:
+        by_status.setdefault(STATUSES[error], []).append(error)
+    return {
+        "200": {"description": "the answer", "content": content},
+        **{
+            str(status): {
+                "description": "; ".join(
+                    f"`{kind.code}`: {(kind.__doc__ or '').strip()}" for kind in kinds
+                ),
+                "content": {"application/json": {"schema": ERROR}},
+            }
+            for status, kinds in sorted(by_status.items())
+        },
+    }

@@ -1,0 +1,132 @@
+"""The options of a call, wherever they stand: in a JSON body, a query string or a header."""
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from service.errors import InvalidInput
+from service.json_reader import kind_of
+from service.shapes import Options
+
+NAMES: Final = ("model", "weights", "causal", "timeout_s", "priority")
+TIMEOUT_HEADER: Final = "x-request-timeout-s"
+MAX_TIMEOUT_S: Final = 3600.0
+MAX_PRIORITY: Final = 2**31 - 1
+
+
+def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
+    """
+    Return when every key is known.
+
+    Raises:
+        InvalidInput: names the first unknown key and the nearest known one.
+
+    """
+    known = list(known)
+    unknown = next((key for key in found if key not in known), None)
+    if unknown is None:
+        return
+    if unknown == "attention_mask":
+        # Elsewhere the padding mask, elsewhere again the full one: never guess.
+        raise InvalidInput(
+            f"{where}: attention_mask: say attend_mask [B, T] (padding, true = takes part)"
+            " or pair_mask [B or 1, H or 1, S, T] (true = this query may attend to this key)"
+        )
+    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else f"; expected {', '.join(known)}"
+    raise InvalidInput(f"{where}: unknown key {unknown[:64]!r}{hint}")
+
+
+def from_query(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> dict[str, object]:
+    """
+    Return the options of a query string and of the time-limit header, typed.
+
+    Raises:
+        InvalidInput: an unknown or repeated key, or a value of the wrong type.
+
+    """
+    pairs = list(pairs)
+    check_known((key for key, _ in pairs), NAMES, "query")
+    options: dict[str, object] = {}
+    if TIMEOUT_HEADER in headers:
+        options["timeout_s"] = _number("header X-Request-Timeout-S", headers[TIMEOUT_HEADER])
+    seen = set()
+    for key, text in pairs:
+        if key in seen:
+            raise InvalidInput(f"query: {key} stands there twice")
+        seen.add(key)
+        match key:
+            case "model":
+                options[key] = text
+            case "weights" | "causal":
+                options[key] = _boolean(f"query: {key}", text)
+            case _:
+                options[key] = _number(f"query: {key}", text)
+    return options
+
+
+def checked(raw: Mapping[str, object]) -> Options:
+    """
+    Return the options of a mapping that holds no other keys.
+
+    Raises:
+        InvalidInput: a value of the wrong type or out of bounds.
+
+    """
+    model = raw.get("model")
+    if model is not None and not isinstance(model, str):
+        raise InvalidInput(f"model: expected a string, got {kind_of(model)}")
+    timeout_s = raw.get("timeout_s")
+    return Options(
+        model=model,
+        weights=_flag("weights", raw.get("weights", False)),
+        causal=_flag("causal", raw.get("causal", False)),
+        timeout_s=None if timeout_s is None else _timeout(timeout_s),
+        priority=_priority(raw.get("priority", 0)),
+    )
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if name == "weights" and isinstance(value, dict):
+        raise InvalidInput("weights: expected true or false; choosing heads is not offered yet")
+    raise InvalidInput(f"{name}: expected true or false, got {kind_of(value)}")
+
+
+def _timeout(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"timeout_s: expected a number of seconds, got {kind_of(value)}")
+    if not 0 < value <= MAX_TIMEOUT_S:  # also false for NaN
+        raise InvalidInput(
+            f"timeout_s: expected above 0 and at most {MAX_TIMEOUT_S:g}, got {value:g}"
+        )
+    return float(value)
+
+
+def _priority(value: object) -> int:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole:
+        raise InvalidInput("priority: expected 0 (default) or a whole number from 1 (highest)")
+    if not 0 <= value <= MAX_PRIORITY:  # type: ignore[operator]
+        raise InvalidInput(f"priority: expected 0 to {MAX_PRIORITY}")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _boolean(where: str, text: str) -> bool:
+    if text.lower() in ("true", "1"):
+        return True
+    if text.lower() in ("false", "0"):
+        return False
+    raise InvalidInput(f"{where}: expected true or false, got {text[:64]!r}")
+
+
+def _number(where: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise InvalidInput(f"{where}: expected a number, got {text[:64]!r}") from None
+    if not math.isfinite(value):
+        raise InvalidInput(f"{where}: expected a finite number, got {text[:64]!r}")
+    return value

@@ -1,0 +1,159 @@
+"""
+Every setting of the server, read once from the environment and the command line.
+
+A field's description is its `--help` text and its row in the README; a flag
+wins over the environment, and the environment over the default.
+"""
+
+import argparse
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service import __version__
+from service.errors import SettingsInvalid
+
+PREFIX = "HEADWISE_"
+
+
+class Settings(BaseModel):
+    """How this server runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repository: Path = Field(
+        Path("artifacts"), description="directory of artifacts: <repository>/<name>/<version>/"
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
+    default_model: str | None = Field(
+        None,
+        description="model of a call that names none (default: mha, else the only one there is)",
+    )
+    provider: Literal["cpu", "cuda"] = Field(
+        "cpu", description="hardware; cuda stops the start where it cannot be had"
+    )
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="threads of one run (default: the cores that affinity and CPU quota allow)",
+    )
+    nonfinite: Literal["accept", "refuse"] = Field(
+        "accept", description="embeddings with NaN or infinity: accept, or refuse with 400"
+    )
+    max_body_bytes: int = Field(
+        64 * 2**20, ge=1, description="largest request body; more is answered 413"
+    )
+    max_rows: int = Field(256, ge=1, description="most sequences in one call; more: 413")
+    max_length: int = Field(4096, ge=1, description="longest sequence, in tokens; longer: 413")
+    max_answer_bytes: int = Field(
+        512 * 2**20, ge=1, description="largest answer, counted as FP32; larger: 413"
+    )
+    max_queue_calls: int = Field(
+        256, ge=1, description="calls that may wait for the engine; one more is answered 429"
+    )
+    timeout_s: float = Field(
+        60.0, gt=0, le=3600, description="time a call may wait when it names no limit; then 504"
+    )
+    body_timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="time a request's body may take to arrive; then 408"
+    )
+    keep_alive_s: int = Field(
+        75,
+        ge=1,
+        le=3600,
+        description="time an idle connection stays open; above most proxies' 60 s",
+    )
+    grace_s: float = Field(
+        2.0,
+        ge=0,
+        le=300,
+        description="after SIGTERM, time in which ready says 503 but calls are still served",
+    )
+    drain_s: float = Field(
+        30.0, ge=0, le=3600, description="after the grace, time for accepted calls to finish"
+    )
+    log_format: Literal["auto", "json", "text"] = Field(
+        "auto", description="log lines; auto = text on a terminal, json elsewhere"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severity that is logged"
+    )
+
+    @classmethod
+    def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Self:
+        """
+        Return the settings of a command line and an environment.
+
+        Raises:
+            SettingsInvalid: an unknown `HEADWISE_*` name, or a value of the wrong
+                type or out of bounds; the message names both.
+            SystemExit: `--help`, `--version`, or a flag that does not exist.
+
+        """
+        raw = _from_environment(cls, environ) | _from_flags(cls, argv)
+        try:
+            return cls(**{name: value for name, (_, value) in raw.items()})  # type: ignore[arg-type]
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            name = str(problem["loc"][0])
+            told, value = raw[name]
+            raise SettingsInvalid(f"{told}: {problem['msg']}, got {value!r}") from None
+
+    @classmethod
+    def flag(cls, name: str) -> str:
+        """Return the command-line flag of a field."""
+        return "--" + name.replace("_", "-")
+
+    @classmethod
+    def variable(cls, name: str) -> str:
+        """Return the environment variable of a field."""
+        return PREFIX + name.upper()
+
+
+def _from_environment(
+    cls: type[Settings], environ: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    names = {cls.variable(name): name for name in cls.model_fields}
+    found = {key: value for key, value in environ.items() if key.startswith(PREFIX)}
+    for key, value in found.items():
+        if key not in names:
+            raise SettingsInvalid(f"{key}: no such setting{_hint(key, value, list(names))}")
+    # An empty variable counts as unset, as in `HEADWISE_PORT= make run`.
+    return {names[key]: (key, value) for key, value in found.items() if value}
+
+
+def _hint(key: str, value: str, known: list[str]) -> str:
+    if value.startswith("tcp://") or "_SERVICE_" in key or "_PORT_" in key:
+        return (
+            "; Kubernetes injects such names for a Service called headwise:"
+            " call it otherwise and set enableServiceLinks: false"
+        )
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]}?" if near else "; see --help"
+
+
+def _from_flags(cls: type[Settings], argv: Sequence[str]) -> dict[str, tuple[str, str]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m service",
+        description="Serve exported attention layers over HTTP.",
+        epilog="Each flag is also an environment variable: --max-rows is HEADWISE_MAX_ROWS.",
+    )
+    parser.add_argument("--version", action="version", version=f"headwise {__version__}")
+    for name, field in cls.model_fields.items():
+        choices = get_args(field.annotation)
+        named = f" (default: {field.default})" if field.default is not None else ""
+        parser.add_argument(
+            cls.flag(name),
+            metavar="|".join(choices)
+            if all(isinstance(c, str) for c in choices) and choices
+            else name.rsplit("_", 1)[-1].upper(),
+            help=(field.description or "").replace("%", "%%") + named,
+            default=None,
+        )
+    given = vars(parser.parse_args(argv))
+    return {name: (cls.flag(name), value) for name, value in given.items() if value is not None}

@@ -1,0 +1,214 @@
+"""
+Every check on a call's tensors, whatever format they came in.
+
+Axes: B batch, S query length, T key length (= S for self-attention),
+E embed_dim, M memory width, H heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from service.batcher import Call, Lengths
+from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK, LayerConfig
+from service.engine import Bools, Floats, Inputs
+from service.errors import InvalidInput, TooLarge
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one call may ask for, and whether NaN and infinity may come in."""
+
+    max_rows: int
+    max_length: int
+    max_answer_bytes: int
+    refuse_nonfinite: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a caller says beside the tensors."""
+
+    model: str | None = None
+    weights: bool = False
+    causal: bool = False
+    timeout_s: float | None = None
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """
+    What a codec read, dense: ragged sequences are padded, with their true lengths beside.
+
+    Shapes: as `engine.Inputs`, not yet checked; lengths are None when all are equal.
+    """
+
+    embeddings: Floats
+    memory: Floats | None = None
+    attend_mask: Bools | None = None
+    pair_mask: Bools | None = None
+    head_mask: Floats | None = None
+    lengths: Lengths | None = None
+    memory_lengths: Lengths | None = None
+
+
+def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limits) -> Call:
+    """
+    Return the call, every shape checked against the layer and the limits.
+
+    Raises:
+        InvalidInput: a tensor is missing, unwanted or of the wrong shape.
+        TooLarge: above a limit.
+
+    """
+    _check_shape(EMBEDDINGS, tensors.embeddings, ("B", "S", layer.embed_dim))
+    rows, length, _ = tensors.embeddings.shape
+    _check_limits(rows, length, limits)
+    keys = _check_memory(tensors, layer, limits)
+    if options.causal and layer.is_cross:
+        raise InvalidInput("causal: expected false for a cross-attention layer, got true")
+    if tensors.attend_mask is not None:
+        _check_shape(ATTEND_MASK, tensors.attend_mask, (rows, keys))
+    if tensors.pair_mask is not None:
+        _check_pair_mask(tensors.pair_mask, rows, layer.num_heads, length, keys)
+    head_mask = tensors.head_mask
+    if head_mask is not None:
+        expected = (layer.num_heads,) if head_mask.ndim == 1 else (rows, layer.num_heads)
+        if head_mask.shape != expected:
+            raise InvalidInput(
+                f"{HEAD_MASK}: expected [{layer.num_heads}] or [{rows}, {layer.num_heads}],"
+                f" got {list(head_mask.shape)}"
+            )
+    _check_answer(rows, length, keys, layer, options, limits)
+    if limits.refuse_nonfinite:
+        _check_finite(tensors)
+    inputs = Inputs(
+        tensors.embeddings,
+        tensors.memory,
+        tensors.attend_mask,
+        tensors.pair_mask,
+        head_mask,
+        options.causal,
+    )
+    return Call(
+        inputs,
+        tensors.lengths,
+        tensors.memory_lengths,
+        weights=options.weights,
+        priority=options.priority,
+        timeout_s=options.timeout_s,
+    )
+
+
+def pad(packed: Floats, lengths: Sequence[int]) -> tuple[Floats, Lengths | None]:
+    """
+    Return sequences that lie one after the other [sum of lengths, E] as a block [B, S, E].
+
+    Beyond a sequence's own length the block holds zeros.  The lengths come back
+    as an array, or None when all are equal (then nothing is copied).
+    """
+    width = packed.shape[-1]
+    if len(set(lengths)) == 1:
+        return packed.reshape(len(lengths), lengths[0], width), None
+    block = np.zeros((len(lengths), max(lengths), width), packed.dtype)
+    start = 0
+    for row, length in zip(block, lengths, strict=True):
+        row[:length] = packed[start : start + length]
+        start += length
+    return block, np.array(lengths, np.int64)
+
+
+def pad_last(parts: Sequence[Bools]) -> Bools:
+    """Return equally ranked arrays stacked, each padded with false to the largest of all."""
+    shape = tuple(max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True))
+    block = np.zeros((len(parts), *shape), np.bool_)
+    for row, part in zip(block, parts, strict=True):
+        row[tuple(slice(size) for size in part.shape)] = part
+    return block
+
+
+def add_batch_axis(tensors: Tensors) -> Tensors:
+    """Return the tensors of one sequence, given one rank lower, as a batch of one."""
+    memory, attend_mask, pair_mask = tensors.memory, tensors.attend_mask, tensors.pair_mask
+    return replace(
+        tensors,
+        embeddings=tensors.embeddings[None],
+        memory=None if memory is None else memory[None],
+        attend_mask=None if attend_mask is None else attend_mask[None],
+        pair_mask=None if pair_mask is None else pair_mask[None],
+    )
+
+
+def _check_shape(name: str, tensor: Floats | Bools, expected: tuple[int | str, ...]) -> None:
+    fits = tensor.ndim == len(expected) and all(
+        isinstance(want, str) or have == want
+        for have, want in zip(tensor.shape, expected, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(str(axis) for axis in expected)
+        raise InvalidInput(f"{name}: expected [{wanted}], got {list(tensor.shape)}")
+
+
+def _check_limits(rows: int, length: int, limits: Limits) -> None:
+    if rows < 1 or length < 1:
+        raise InvalidInput(
+            f"{EMBEDDINGS}: expected at least one sequence of at least one token,"
+            f" got {rows} of {length}"
+        )
+    if rows > limits.max_rows:
+        raise TooLarge(f"{EMBEDDINGS}: at most {limits.max_rows} sequences, got {rows}")
+    if length > limits.max_length:
+        raise TooLarge(f"{EMBEDDINGS}: at most {limits.max_length} tokens long, got {length}")
+
+
+def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
+    """Return T."""
+    rows, length, _ = tensors.embeddings.shape
+    if layer.memory_dim is None:
+        if tensors.memory is not None:
+            raise InvalidInput(f"{MEMORY}: expected none for a self-attention layer, got one")
+        return int(length)
+    if tensors.memory is None:
+        raise InvalidInput(
+            f"{MEMORY}: expected [B, T, {layer.memory_dim}] for a cross-attention layer, got none"
+        )
+    _check_shape(MEMORY, tensors.memory, (rows, "T", layer.memory_dim))
+    keys = tensors.memory.shape[1]
+    if keys < 1:
+        raise InvalidInput(f"{MEMORY}: expected at least one key, got none")
+    if keys > limits.max_length:
+        raise TooLarge(f"{MEMORY}: at most {limits.max_length} tokens long, got {keys}")
+    return int(keys)
+
+
+def _check_pair_mask(mask: Bools, rows: int, heads: int, length: int, keys: int) -> None:
+    fits = mask.ndim == 4 and all(
+        have in want
+        for have, want in zip(mask.shape, ({1, rows}, {1, heads}, {length}, {keys}), strict=True)
+    )
+    if not fits:
+        raise InvalidInput(
+            f"{PAIR_MASK}: expected [{rows} or 1, {heads} or 1, {length}, {keys}]"
+            f" (batch, heads, queries, keys), got {list(mask.shape)}"
+        )
+
+
+def _check_answer(
+    rows: int, length: int, keys: int, layer: LayerConfig, options: Options, limits: Limits
+) -> None:
+    numbers = rows * length * layer.embed_dim
+    if options.weights:
+        numbers += rows * layer.num_heads * length * keys
+    if numbers * 4 > limits.max_answer_bytes:
+        raise TooLarge(
+            f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {numbers * 4}"
+        )
+
+
+def _check_finite(tensors: Tensors) -> None:
+    for name, tensor in ((EMBEDDINGS, tensors.embeddings), (MEMORY, tensors.memory)):
+        if tensor is not None and not np.isfinite(tensor).all():
+            place = np.argwhere(~np.isfinite(tensor))[0].tolist()
+            raise InvalidInput(f"{name}: expected finite numbers, got another at {place}")
