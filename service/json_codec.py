@@ -55,7 +55,8 @@ def encode(name: str, version: int, answer: Answer, *, single: bool) -> bytes:
 
 
 def _decode(reader: Reader, outer: Mapping[str, object]) -> tuple[Tensors, Options, bool]:
-    root = reader.root()
+    # Clients with typed models send null for what they leave out.
+    root = {key: node for key, node in reader.root().items() if node is not None}
     check_known(root, _KEYS, "body")
     given: dict[str, object] = {key: reader.plain(root[key]) for key in NAMES if key in root}
     options = checked({**outer, **given})
@@ -69,7 +70,7 @@ def _decode(reader: Reader, outer: Mapping[str, object]) -> tuple[Tensors, Optio
         )
     lengths, block, true_lengths = _sequences(embeddings, EMBEDDINGS, single=single)
     key_lengths, memory, memory_lengths = lengths, None, None
-    if root.get(MEMORY) is not None:
+    if MEMORY in root:
         nested = reader.floats(root[MEMORY], MEMORY)
         _check_rank(nested, MEMORY, 3, single=single)
         key_lengths, memory, memory_lengths = _sequences(nested, MEMORY, single=single)
@@ -101,7 +102,7 @@ def _sequences(
         raise InvalidInput(
             f"{name}{place}: expected {widths[0]} numbers as in the first token, got {widths[odd]}"
         )
-    packed = nested.values.reshape(-1, widths[0])
+    packed = nested.values.reshape(len(widths), widths[0])
     if single:
         return lengths, packed, None
     block, true_lengths = pad(packed, lengths)
@@ -111,7 +112,7 @@ def _sequences(
 def _attend_mask(
     reader: Reader, root: dict[str, Node], key_lengths: list[int], *, single: bool
 ) -> Bools | None:
-    if root.get(ATTEND_MASK) is None:
+    if ATTEND_MASK not in root:
         return None
     nested = reader.bools(root[ATTEND_MASK], ATTEND_MASK)
     _check_rank(nested, ATTEND_MASK, 2, single=single)
@@ -135,7 +136,7 @@ def _pair_mask(
     *,
     single: bool,
 ) -> Bools | None:
-    if root.get(PAIR_MASK) is None:
+    if PAIR_MASK not in root:
         return None
     nested = reader.bools(root[PAIR_MASK], PAIR_MASK)
     _check_rank(nested, PAIR_MASK, 4, single=single)
@@ -172,7 +173,7 @@ def _pair_masks_by_sequence(
 
 
 def _head_mask(reader: Reader, root: dict[str, Node]) -> Floats | None:
-    if root.get(HEAD_MASK) is None:
+    if HEAD_MASK not in root:
         return None
     nested = reader.floats(root[HEAD_MASK], HEAD_MASK)
     if nested.rank > 2 or nested.shape is None:

@@ -184,11 +184,10 @@ class _FastReader:
     def _members(self, node: Node) -> dict[str, Node]:
         if not isinstance(node, simdjson.Object):
             raise _Irregular
-        items = list(node.items())
-        members = dict(items)
-        if len(members) != len(items):
+        keys = list(node.keys())
+        if len(set(keys)) != len(keys):
             raise _Irregular
-        return members
+        return {key: node[key] for key in keys}  # `items()` would make Python's own of all
 
 
 class _ExactReader:

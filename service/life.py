@@ -20,20 +20,20 @@ class Life:
 
     def __init__(self) -> None:
         self.phase: Phase = "serving"
-        self._in_flight = 0
+        self.in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count one request as in flight."""
-        self._in_flight += 1
+        self.in_flight += 1
         self._idle.clear()
         try:
             yield
         finally:
-            self._in_flight -= 1
-            if self._in_flight == 0:
+            self.in_flight -= 1
+            if self.in_flight == 0:
                 self._idle.set()
 
     def check_takes_calls(self) -> None:

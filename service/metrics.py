@@ -50,6 +50,9 @@ class Metrics:
         self.queue_calls = Gauge(
             "headwise_queue_calls", "Calls waiting for the engine", registry=self.registry
         )
+        self.in_flight = Gauge(
+            "headwise_requests_in_flight", "HTTP requests not yet answered", registry=self.registry
+        )
         self.ready = Gauge("headwise_ready", "1 = ready for calls", registry=self.registry)
 
     def render(self) -> bytes:

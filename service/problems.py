@@ -22,7 +22,6 @@ from service.errors import (
     NotReady,
     QueueFull,
     Refused,
-    StartRefused,
     TooLarge,
     TooSlow,
     UnknownModel,
@@ -46,7 +45,6 @@ STATUSES: Final[dict[type[HeadwiseError], int]] = {
     DeadlineExceeded: 504,
     Failed: 500,
     InferenceFailed: 500,
-    StartRefused: 500,
     HeadwiseError: 500,
 }
 CODE_HEADER: Final = "x-error-code"

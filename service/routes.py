@@ -274,6 +274,7 @@ class Routes:
         """Return the metrics in the Prometheus text format."""
         ready = self._models.problem is None and self._life.phase == "serving"
         self._metrics.ready.set(ready)
+        self._metrics.in_flight.set(self._life.in_flight)
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     def _describe(self, model: Model) -> dict[str, Any]:

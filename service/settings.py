@@ -18,6 +18,11 @@ from service.errors import SettingsInvalid
 
 PREFIX = "HEADWISE_"
 
+_KUBERNETES = (
+    "; Kubernetes injects such names for a Service called headwise:"
+    " call it otherwise and set enableServiceLinks: false"
+)
+
 
 class Settings(BaseModel):
     """How this server runs."""
@@ -102,7 +107,8 @@ class Settings(BaseModel):
             problem = error.errors(include_url=False)[0]
             name = str(problem["loc"][0])
             told, value = raw[name]
-            raise SettingsInvalid(f"{told}: {problem['msg']}, got {value!r}") from None
+            hint = _KUBERNETES if value.startswith("tcp://") else ""
+            raise SettingsInvalid(f"{told}: {problem['msg']}, got {value!r}{hint}") from None
 
     @classmethod
     def flag(cls, name: str) -> str:
@@ -122,19 +128,16 @@ def _from_environment(
     found = {key: value for key, value in environ.items() if key.startswith(PREFIX)}
     for key, value in found.items():
         if key not in names:
-            raise SettingsInvalid(f"{key}: no such setting{_hint(key, value, list(names))}")
+            raise SettingsInvalid(f"{key}: no such setting{_hint(cls, key, value)}")
     # An empty variable counts as unset, as in `HEADWISE_PORT= make run`.
     return {names[key]: (key, value) for key, value in found.items() if value}
 
 
-def _hint(key: str, value: str, known: list[str]) -> str:
+def _hint(cls: type[Settings], key: str, value: str) -> str:
     if value.startswith("tcp://") or "_SERVICE_" in key or "_PORT_" in key:
-        return (
-            "; Kubernetes injects such names for a Service called headwise:"
-            " call it otherwise and set enableServiceLinks: false"
-        )
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean {near[0]}?" if near else "; see --help"
+        return _KUBERNETES
+    near = difflib.get_close_matches(key.removeprefix(PREFIX).lower(), cls.model_fields, n=1)
+    return f"; did you mean {cls.variable(near[0])}?" if near else "; see --help"
 
 
 def _from_flags(cls: type[Settings], argv: Sequence[str]) -> dict[str, tuple[str, str]]:

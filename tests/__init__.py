@@ -1,0 +1,1 @@
+"""Headwise's tests, one file per part."""

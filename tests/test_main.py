@@ -1,0 +1,292 @@
+"""The process: what refuses its start, what it logs, and how it ends."""
+
+import concurrent.futures
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+from safetensors.numpy import load_file, save, save_file
+
+from service import __version__
+from tests.layers import Layers
+from tests.server import ROOT, Server, until
+
+# A call of a good part of a second: the longest there is, in the format that is read fastest.
+SLOW: dict[str, Any] = {
+    "content": save({"embeddings": np.zeros((1, 4096, 24), np.float32)}),
+    "headers": {"Content-Type": "application/x-safetensors"},
+}
+GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}
+
+
+def serve(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
+    """Return a server process that ended by itself."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HEADWISE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "service", *argv],
+        env={**clean, **environ},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def repository(layers: Layers, tmp_path: Path) -> Path:
+    """Return a copy of the repository that a test may spoil."""
+    return Path(shutil.copytree(layers.repository, tmp_path / "repository"))
+
+
+def spoil_golden(repository: Path) -> None:
+    """Plant a wrong golden answer under a right checksum."""
+    from service.artifact import sha256_of
+
+    artifact = repository / "tiny" / "1"
+    golden, manifest = artifact / "golden.safetensors", artifact / "manifest.json"
+    before = sha256_of(golden)
+    tensors = load_file(golden)
+    save_file({**tensors, "output": tensors["output"] + 1e-3}, golden)
+    manifest.write_text(manifest.read_text().replace(before, sha256_of(golden)))
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        (["--repository", "/nonexistent"], {}, "/nonexistent: no such repository directory"),
+        ([], {"HEADWISE_PROT": "1"}, "HEADWISE_PROT: no such setting; did you mean HEADWISE_PORT?"),
+        (["--port", "x"], {}, "--port: Input should be a valid integer"),
+        (["--provider", "cuda"], {}, "provider: asked for cuda, but this onnxruntime"),
+        (["--default-model", "nope"], {}, "default model: expected one of cross, mha, tiny"),
+        (["--host", "203.0.113.1"], {}, "host, port: cannot listen on 203.0.113.1:0"),
+    ],
+)
+def test_start_that_cannot_succeed_exits_2_with_one_line(
+    layers: Layers, argv: list[str], environ: dict[str, str], message: str
+) -> None:
+    """The operator reads why, not a traceback."""
+    defaults = {"HEADWISE_REPOSITORY": str(layers.repository), "HEADWISE_PORT": "0"}
+
+    ended = serve(*argv, **defaults, **environ)
+
+    assert ended.returncode == 2
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_start_with_a_tampered_artifact_exits_2(repository: Path) -> None:
+    """One altered byte is enough."""
+    weights = repository / "tiny" / "1" / "layer.weights"
+    content = bytearray(weights.read_bytes())
+    content[5] ^= 1
+    weights.write_bytes(content)
+
+    ended = serve("--repository", str(repository), "--port", "0")
+
+    assert ended.returncode == 2
+    assert "layer.weights: its SHA-256 is not the one in manifest.json" in ended.stderr
+
+
+def test_start_on_a_taken_port_exits_2(layers: Layers) -> None:
+    """Told at once, with the address."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = serve("--repository", str(layers.repository), "--port", str(port))
+
+    assert ended.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr
+
+
+def test_start_with_a_wrong_golden_answer_lives_but_is_never_ready(repository: Path) -> None:
+    """Alive for the operator, closed for callers, and both are told why."""
+    spoil_golden(repository)
+
+    with Server(repository, wait="live") as server:
+        record = server.wait_for_log(r'.*"message":"not ready".*')[0]
+        ready, call = server.get("/v2/health/ready"), server.post("/v1/attention", json=GOOD)
+        other = server.post("/v1/attention", json={"embeddings": [[0.5] * 24]})
+        live, listing = server.get("/v2/health/live"), server.get("/v1/models").json()
+        metrics = server.get("/metrics").text
+
+    assert "tiny: golden answer: output differs by 0.001" in orjson.loads(record)["problem"]
+    assert live.status_code == 200
+    assert (ready.status_code, ready.json()["code"]) == (503, "not_ready")
+    assert "golden answer: output differs" in ready.json()["error"]
+    assert (call.status_code, call.json()["code"]) == (503, "not_ready")
+    assert call.headers["retry-after"] == "1"
+    assert other.status_code == 200
+    assert [m["ready"] for m in listing["models"]] == [True, True, False]
+    assert "headwise_ready 0" in metrics
+
+
+def test_start_logs_models_provider_threads_and_where(server: Server) -> None:
+    """One record tells how this server runs."""
+    record = orjson.loads(server.wait_for_log(r'.*"message":"starting".*')[0])
+
+    assert record["url"] == server.url
+    assert record["models"] == ["cross/1", "mha/1", "tiny/1"]
+    assert record["provider"] == "cpu"
+    assert "affinity" in record["threads"]
+
+
+def test_version_is_told() -> None:
+    """By both commands."""
+    assert serve("--version").stdout.strip() == f"headwise {__version__}"
+
+
+def test_sigterm_answers_every_accepted_call_and_exits_0(layers: Layers) -> None:
+    """Nothing that was let in is lost; the exit is clean also outside a container."""
+    with (
+        Server(layers.repository) as server,
+        concurrent.futures.ThreadPoolExecutor(20) as pool,
+        httpx.Client() as idle,
+    ):
+        idle.get(server.url + "/v2/health/live")  # a kept connection that nobody uses any more
+        calls = [pool.submit(server.post, "/v1/attention?model=mha", **SLOW) for _ in range(20)]
+        until(lambda: "headwise_requests_in_flight 21" in server.get("/metrics").text)
+        server.process.send_signal(signal.SIGTERM)
+        answers = [call.result() for call in calls]
+        server.process.wait(60)
+
+    assert [answer.status_code for answer in answers] == [200] * 20
+    assert server.process.returncode == 0
+    assert '"every_call_answered":true' in server.log()
+    assert "Traceback" not in server.log()
+
+
+def test_sigterm_grace_serves_but_is_not_ready_then_drains(layers: Layers) -> None:
+    """A proxy has time to notice; afterwards new calls are told to go elsewhere."""
+    content = orjson.dumps(GOOD)
+    with Server(layers.repository, grace_s=1) as server, connected(server) as accepted:
+        send_head(accepted, content)
+        until(lambda: "headwise_requests_in_flight 2" in server.get("/metrics").text)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_log('"message":"stopping"')
+        ready, during = server.get("/v2/health/ready"), server.post("/v1/attention", json=GOOD)
+        late: list[httpx.Response] = []
+        until(lambda: late.append(server.post("/v1/attention", json=GOOD)) or is_refused(late[-1]))
+        accepted.sendall(content)
+        answer = accepted.makefile("rb").read()
+        server.process.wait(60)
+
+    assert (ready.status_code, ready.json()["code"]) == (503, "draining")
+    assert during.status_code == 200
+    assert during.headers["connection"] == "close"
+    assert {response.status_code for response in late} <= {200, 503}
+    assert late[-1].json()["code"] == "draining"
+    assert late[-1].headers["retry-after"] == "1"
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert server.process.returncode == 0
+
+
+def is_refused(response: httpx.Response) -> bool:
+    """Say whether the server has stopped taking calls."""
+    return response.status_code == 503
+
+
+def connected(server: Server) -> socket.socket:
+    """Return a bare connection to the server."""
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def send_head(connection: socket.socket, content: bytes) -> None:
+    """Send a call up to its body, so that it is accepted and stays in flight."""
+    head = f"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    connection.sendall(head.encode())
+
+
+def test_second_sigterm_exits_at_once(layers: Layers) -> None:
+    """Who insists is obeyed: the grace is cut short."""
+    with Server(layers.repository, grace_s=300) as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_log('"message":"stopping"')
+        server.process.send_signal(signal.SIGTERM)
+        code = server.process.wait(60)
+
+    assert code == 128 + signal.SIGTERM
+
+
+def test_sigint_skips_the_grace(layers: Layers) -> None:
+    """A person at a terminal waits for no load balancer."""
+    with Server(layers.repository, grace_s=300) as server:
+        server.process.send_signal(signal.SIGINT)
+        code = server.process.wait(60)
+
+    assert code == 0
+
+
+def test_drain_limit_ends_a_call_that_takes_too_long(layers: Layers) -> None:
+    """A stop has an end, and the log says what it cost."""
+    with Server(layers.repository, drain_s=0) as server:
+        with connected(server) as held:
+            send_head(held, b"never sent")
+            until(lambda: "headwise_requests_in_flight 2" in server.get("/metrics").text)
+            server.process.send_signal(signal.SIGTERM)
+            server.process.wait(60)
+
+    assert server.process.returncode == 0
+    assert '"every_call_answered":false' in server.log()
+
+
+def test_queue_beyond_its_limit_answers_429_and_recovers(layers: Layers) -> None:
+    """Overload is told at once; nothing accepted is lost."""
+    with (
+        Server(layers.repository, max_queue_calls=2) as server,
+        concurrent.futures.ThreadPoolExecutor(12) as pool,
+    ):
+        calls = [pool.submit(server.post, "/v1/attention?model=mha", **SLOW) for _ in range(12)]
+        answers = [call.result() for call in calls]
+        after = server.post("/v1/attention", json=GOOD)
+
+    statuses = [answer.status_code for answer in answers]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert set(statuses) == {200, 429}
+    assert refused.json()["code"] == "queue_full"
+    assert int(refused.headers["retry-after"]) >= 1
+    assert after.status_code == 200
+
+
+def test_call_past_its_own_limit_answers_504(layers: Layers) -> None:
+    """The caller's patience is obeyed, wherever it is said."""
+    with (
+        Server(layers.repository) as server,
+        concurrent.futures.ThreadPoolExecutor(4) as pool,
+    ):
+        slow = [pool.submit(server.post, "/v1/attention?model=mha", **SLOW) for _ in range(4)]
+        until(lambda: "headwise_queue_calls 2" in server.get("/metrics").text)
+        fast = {"embeddings": [[0.5] * 24]}
+        by_body = server.post("/v1/attention", json={**fast, "timeout_s": 0.001})
+        header = {"X-Request-Timeout-S": "0.001"}
+        by_header = server.post("/v1/attention", json=fast, headers=header)
+        answers = [call.result() for call in slow]
+
+    for late in (by_body, by_header):
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+    assert {answer.status_code for answer in answers} == {200}
+
+
+def test_service_runs_where_torch_cannot_be_imported(layers: Layers) -> None:
+    """The serving image holds no torch, no onnx and no exporter."""
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxscript', 'export']));"
+        "from service.__main__ import main; sys.exit(main(['--repository', '/nonexistent']))"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 2
+    assert "no such repository directory" in ended.stderr

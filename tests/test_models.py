@@ -1,0 +1,166 @@
+"""The models of a server: found, loaded, warmed up, looked up."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from service.batcher import Batcher
+from service.contract import LayerConfig
+from service.engine import Engine, Inputs, Outputs, Provider
+from service.errors import (
+    ArtifactUnreadable,
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    ProviderUnavailable,
+    UnknownModel,
+)
+from service.models import Model, Models, load_models
+from tests.layers import Layers
+
+
+def batcher_of(engine: Engine) -> Batcher:
+    """Return a queue that these tests never fill."""
+    return Batcher(engine, max_queue_calls=1, timeout_s=1)
+
+
+def load(repository: Path, *, default: str | None = None, provider: Provider = "cpu") -> Models:
+    """Load with one thread."""
+    return load_models(
+        repository, provider=provider, threads=1, default=default, batcher_of=batcher_of
+    )
+
+
+@pytest.fixture
+def repository(layers: Layers, tmp_path: Path) -> Path:
+    """Return a copy of the repository that a test may spoil."""
+    return Path(shutil.copytree(layers.repository, tmp_path / "repository"))
+
+
+def test_load_serves_every_artifact_in_its_highest_version(repository: Path) -> None:
+    """Versions are numbers: 10 is above 9, and what is no version is passed over."""
+    for name in ("notes", "0", "01", "latest"):
+        (repository / "tiny" / name).mkdir()
+    (repository / ".staging-x").mkdir()
+    (repository / "Not A Name").mkdir()
+    (repository / "empty").mkdir()
+    for version in ("9", "10"):
+        shutil.copytree(repository / "tiny" / "1", repository / "tiny" / version)
+        manifest = repository / "tiny" / version / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"version": 1', f'"version": {version}'))
+
+    models = load(repository)
+
+    assert {model.name: model.version for model in models} == {"cross": 1, "mha": 1, "tiny": 10}
+
+
+def test_get_without_a_name_prefers_setting_then_mha_then_the_only_one(repository: Path) -> None:
+    """The rule of the default model, in its order."""
+    assert load(repository, default="tiny").get().name == "tiny"
+    assert load(repository).get().name == "mha"
+    shutil.rmtree(repository / "mha")
+    with pytest.raises(InvalidInput, match="model: expected one of cross, tiny, got none"):
+        load(repository).get()
+    shutil.rmtree(repository / "cross")
+    assert load(repository).get().name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "message"),
+    [
+        ("nope", None, "model: expected one of cross, mha, tiny, got 'nope'"),
+        ("x" * 1000, None, f"got '{'x' * 64}'"),
+        ("tiny", "2", "model tiny: version 1 is served, got '2'"),
+        ("tiny", "1.0", "model tiny: version 1 is served, got '1.0'"),
+    ],
+)
+def test_get_unknown_model_or_version_lists_what_there_is(
+    layers: Layers, name: str, version: str | None, message: str
+) -> None:
+    """The caller learns what would have worked."""
+    with pytest.raises(UnknownModel) as caught:
+        load(layers.repository).get(name, version)
+
+    assert message in str(caught.value)
+
+
+def test_load_refuses_what_it_cannot_serve(repository: Path, tmp_path: Path) -> None:
+    """A start that would serve less than it was told ends instead."""
+    (tmp_path / "none").mkdir()
+    for place, message in (
+        (tmp_path / "nowhere", "no such repository directory"),
+        (tmp_path / "none", "no artifact in it; publish one: python -m export"),
+    ):
+        with pytest.raises(ArtifactUnreadable, match=message):
+            load(place)
+    with pytest.raises(ArtifactUnreadable, match="default model: expected one of cross, mha, tiny"):
+        load(repository, default="nope")
+    (repository / "tiny").rename(repository / "other")
+    with pytest.raises(ArtifactUnreadable, match="its manifest is of tiny version 1"):
+        load(repository)
+
+
+def test_load_for_cuda_without_cuda_refuses(layers: Layers) -> None:
+    """No silent change of provider."""
+    with pytest.raises(ProviderUnavailable, match="asked for cuda"):
+        load(layers.repository, provider="cuda")
+
+
+def test_warm_up_against_the_golden_answer_makes_ready(layers: Layers) -> None:
+    """Ready means: this very engine has just answered right."""
+    models = load(layers.repository)
+    before = models.problem
+
+    models.warm_up()
+
+    assert before == "cross: warm-up has not run yet"
+    assert models.problem is None
+    assert models.ready(models.get("tiny")).name == "tiny"
+
+
+class WrongEngine:
+    """An engine that answers something else, or nothing."""
+
+    layer = LayerConfig(8, 2)
+    provider: Provider = "cpu"
+
+    def __init__(self, answer: Outputs | None) -> None:
+        self.answer = answer
+
+    def run(self, inputs: Inputs, *, weights: bool) -> Outputs:
+        """Answer what was planted."""
+        if self.answer is None:
+            raise InferenceFailed("the runtime refused a batch") from RuntimeError("boom")
+        return self.answer
+
+
+def wrong_answers(golden_output: np.ndarray, golden_weights: np.ndarray) -> dict[str, object]:
+    """Return planted answers by what must be said of them."""
+    return {
+        "output without masks differs by": Outputs(golden_output + 1e-3, golden_weights),
+        "output without masks differs by inf": Outputs(golden_output * np.nan, golden_weights),
+        "attention_weights differs by inf": Outputs(golden_output, None),
+        "the runtime refused a batch: boom": None,
+    }
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_warm_up_of_a_wrong_engine_says_why(layers: Layers, index: int) -> None:
+    """The model stays not ready and its problem is told to callers."""
+    good = load(layers.repository).get("tiny")
+    golden = good.artifact.golden
+    # Without a mask in the golden input, one planted answer serves both runs.
+    artifact = replace(good.artifact, golden=replace(golden, output=golden.plain_output))
+    said, answer = list(wrong_answers(golden.plain_output, golden.attention_weights).items())[index]
+    engine = WrongEngine(answer)  # type: ignore[arg-type]
+    model = Model(artifact, engine, batcher_of(engine))
+    models = Models({"tiny": model})
+
+    models.warm_up()
+
+    assert said in (model.problem or "")
+    with pytest.raises(NotReady, match="model tiny: "):
+        models.ready(model)

@@ -1,0 +1,89 @@
+"""The walls between the parts: who may import whom."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+ROWS = [
+    {"errors", "contract"},
+    {"settings", "metrics", "logs", "cpu", "artifact", "life"},
+    {"engine"},
+    {"batcher"},
+    {"models", "json_reader", "shapes"},
+    {"options"},
+    {"json_codec", "safetensors_codec", "oip_codec"},
+    {"problems"},
+    {"middleware", "openapi"},
+    {"routes"},
+    {"app"},
+    {"__main__"},
+]
+"""A file of `service` imports only from rows above its own."""
+
+EXPORT_MAY_SEE = {"contract", "artifact", "engine", "errors"}
+"""What of `service` the exporter is made of; it proves artifacts through the serving engine."""
+
+
+def imports_of(file: Path) -> set[str]:
+    """Return the dotted names of all modules that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are absolute"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def parts_of(names: set[str], package: str) -> set[str]:
+    """Return which modules of a package those names lead into."""
+    modules = {file.stem for file in (ROOT / package).glob("*.py")}
+    heads = {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
+    return heads & modules - {"__init__"}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "service").glob("*.py")), ids=lambda f: f.stem)
+def test_service_file_imports_only_from_rows_above(file: Path) -> None:
+    """No part knows what stands on top of it."""
+    if file.stem == "__init__":
+        assert not imports_of(file)
+        return
+    row = next(i for i, row in enumerate(ROWS) if file.stem in row)
+
+    above = set().union(*ROWS[:row])
+
+    assert parts_of(imports_of(file), "service") <= above
+
+
+def test_every_service_file_has_a_row() -> None:
+    """The table is complete, and names nothing that is gone."""
+    files = {file.stem for file in (ROOT / "service").glob("*.py")} - {"__init__"}
+
+    assert files == set().union(*ROWS)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "service").glob("*.py")), ids=lambda f: f.stem)
+def test_service_never_imports_torch_or_the_exporter(file: Path) -> None:
+    """The serving image holds neither."""
+    heads = {name.split(".")[0] for name in imports_of(file)}
+
+    assert not heads & {"torch", "onnx", "onnxscript", "export", "tests", "bench"}
+
+
+def test_one_file_imports_onnxruntime() -> None:
+    """Whatever the runtime does is translated at one border."""
+    files = [*(ROOT / "service").glob("*.py"), *(ROOT / "export").glob("*.py")]
+
+    importers = [f for f in files if any(n.startswith("onnxruntime") for n in imports_of(f))]
+
+    assert importers == [ROOT / "service" / "engine.py"]
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "export").glob("*.py")), ids=lambda f: f.stem)
+def test_exporter_sees_only_what_proves_an_artifact(file: Path) -> None:
+    """The exporter knows the contract and the engine, nothing of HTTP."""
+    assert parts_of(imports_of(file), "service") <= EXPORT_MAY_SEE
