@@ -102,7 +102,7 @@ class Settings(BaseModel):
         """
         raw = _from_environment(cls, environ) | _from_flags(cls, argv)
         try:
-            return cls(**{name: value for name, (_, value) in raw.items()})  # type: ignore[arg-type]
+            return cls(**{name: value for name, (_, value) in raw.items()})
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             name = str(problem["loc"][0])

@@ -1,5 +1,6 @@
 """Random calls over HTTP in every format: right ones are exact, wrong ones are told why."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -108,7 +109,20 @@ def drop(key: str) -> Callable[[dict[str, Any]], str]:
     return spoil
 
 
-WRONG_VALUES = [None, True, "1.5", "NaN", {}, [], [[]], [[[]]], 1e39, -1e39, 10**400, [1, 2]]
+WRONG_VALUES: list[Any] = [
+    None,
+    True,
+    "1.5",
+    "NaN",
+    {},
+    [],
+    [[]],
+    [[[]]],
+    1e39,
+    -1e39,
+    10**400,
+    [1, 2],
+]
 
 mistakes = st.one_of(
     st.builds(put, st.just("embeddings.0.0.1"), st.sampled_from(WRONG_VALUES)),
@@ -164,8 +178,6 @@ def test_invalid_call_is_refused_by_field_name_and_harms_nothing(
 
 def _dump(body: dict[str, Any]) -> bytes:
     """Write JSON that orjson would refuse to write: huge integers, lone surrogates."""
-    import json
-
     return json.dumps(body).replace("Infinity", "1e400").encode()
 
 

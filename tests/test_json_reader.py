@@ -213,7 +213,7 @@ def test_nested_place_counts_through_ragged_levels() -> None:
 
 def test_kind_of_names_json_types() -> None:
     """Messages speak JSON, not Python."""
-    values = [None, True, 1, 1.5, "a", [], {}]
+    values: list[object] = [None, True, 1, 1.5, "a", [], {}]
 
     assert [kind_of(v) for v in values] == [
         "null",

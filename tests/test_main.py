@@ -175,7 +175,12 @@ def test_sigterm_grace_serves_but_is_not_ready_then_drains(layers: Layers) -> No
         server.wait_for_log('"message":"stopping"')
         ready, during = server.get("/v2/health/ready"), server.post("/v1/attention", json=GOOD)
         late: list[httpx.Response] = []
-        until(lambda: late.append(server.post("/v1/attention", json=GOOD)) or is_refused(late[-1]))
+
+        def is_refused() -> bool:
+            late.append(server.post("/v1/attention", json=GOOD))
+            return late[-1].status_code == 503
+
+        until(is_refused)
         accepted.sendall(content)
         answer = accepted.makefile("rb").read()
         server.process.wait(60)
@@ -188,11 +193,6 @@ def test_sigterm_grace_serves_but_is_not_ready_then_drains(layers: Layers) -> No
     assert late[-1].headers["retry-after"] == "1"
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert server.process.returncode == 0
-
-
-def is_refused(response: httpx.Response) -> bool:
-    """Say whether the server has stopped taking calls."""
-    return response.status_code == 503
 
 
 def connected(server: Server) -> socket.socket:
@@ -229,12 +229,11 @@ def test_sigint_skips_the_grace(layers: Layers) -> None:
 
 def test_drain_limit_ends_a_call_that_takes_too_long(layers: Layers) -> None:
     """A stop has an end, and the log says what it cost."""
-    with Server(layers.repository, drain_s=0) as server:
-        with connected(server) as held:
-            send_head(held, b"never sent")
-            until(lambda: "headwise_requests_in_flight 2" in server.get("/metrics").text)
-            server.process.send_signal(signal.SIGTERM)
-            server.process.wait(60)
+    with Server(layers.repository, drain_s=0) as server, connected(server) as held:
+        send_head(held, b"never sent")
+        until(lambda: "headwise_requests_in_flight 2" in server.get("/metrics").text)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(60)
 
     assert server.process.returncode == 0
     assert '"every_call_answered":false' in server.log()

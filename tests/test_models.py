@@ -9,7 +9,7 @@ import pytest
 
 from service.batcher import Batcher
 from service.contract import LayerConfig
-from service.engine import Engine, Inputs, Outputs, Provider
+from service.engine import Engine, Floats, Inputs, Outputs, Provider
 from service.errors import (
     ArtifactUnreadable,
     InferenceFailed,
@@ -137,11 +137,15 @@ class WrongEngine:
         return self.answer
 
 
-def wrong_answers(golden_output: np.ndarray, golden_weights: np.ndarray) -> dict[str, object]:
+def wrong_answers(golden_output: Floats, golden_weights: Floats) -> dict[str, object]:
     """Return planted answers by what must be said of them."""
     return {
-        "output without masks differs by": Outputs(golden_output + 1e-3, golden_weights),
-        "output without masks differs by inf": Outputs(golden_output * np.nan, golden_weights),
+        "output without masks differs by": Outputs(
+            golden_output + np.float32(1e-3), golden_weights
+        ),
+        "output without masks differs by inf": Outputs(
+            golden_output * np.float32(np.nan), golden_weights
+        ),
         "attention_weights differs by inf": Outputs(golden_output, None),
         "the runtime refused a batch: boom": None,
     }

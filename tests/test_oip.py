@@ -82,7 +82,7 @@ def test_infer_weights_model_asked_for_output_alone_gives_output_alone(server: S
 def test_infer_reads_the_body_whatever_its_type_says(
     server: Server, content_type: str | None
 ) -> None:
-    """tritonclient sends no Content-Type at all."""
+    """A client may send no Content-Type at all, as tritonclient does."""
     headers = {} if content_type is None else {"Content-Type": content_type}
 
     response = server.post(PATH, content=orjson.dumps(body()), headers=headers)

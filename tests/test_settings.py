@@ -80,4 +80,4 @@ def test_settings_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> 
 def test_settings_are_frozen() -> None:
     """Nothing changes them after the start."""
     with pytest.raises(ValueError, match="frozen"):
-        Settings().port = 1
+        Settings().port = 1  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""Headwise's measurements: each a script, their findings in NOTES.md."""

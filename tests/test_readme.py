@@ -1,0 +1,205 @@
+"""The README is true: its commands run, its code works, its tables are complete."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service import __version__
+from service.errors import HeadwiseError
+from service.settings import Settings
+from tests.server import ROOT, Server
+from tests.test_problems import kinds
+
+README = (ROOT / "README.md").read_text()
+ADDRESS = "http://127.0.0.1:8000"
+TOLERANCE = 1e-5
+"""The last digits of FP32 differ from processor to processor."""
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed here")
+
+
+def blocks(language: str) -> list[str]:
+    """Return the README's code blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[tuple[str, str]]:
+    """Return each `$ command` of the README with the output shown under it."""
+    text = "\n".join(blocks("console"))
+    return [
+        (c, shown) for c, shown in re.findall(r"^\$ (.*)\n((?:(?!\$).*\n)*)", text, re.MULTILINE)
+    ]
+
+
+def table(heading: str) -> list[list[str]]:
+    """Return the cells of the first table under a heading."""
+    section = README.split(f"\n## {heading}\n")[1]
+    lines = re.findall(r"^\|.*\|$", section.split("\n## ")[0], re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def setting_rows() -> list[str]:
+    """Return what the table of settings has to say."""
+    return [
+        f"| `{Settings.variable(name)}` | `{Settings.flag(name)}` |"
+        f" {'' if field.default is None else f'`{field.default}`'} | {field.description} |"
+        for name, field in Settings.model_fields.items()
+    ]
+
+
+def numbers_of(value: Any) -> list[float]:
+    """Return all numbers of a JSON value, in order."""
+    if isinstance(value, dict):
+        return [n for item in value.values() for n in numbers_of(item)]
+    if isinstance(value, list):
+        return [n for item in value for n in numbers_of(item)]
+    return [float(value)] if isinstance(value, int | float) else []
+
+
+def words_of(value: Any) -> Any:
+    """Return a JSON value with every number replaced."""
+    if isinstance(value, dict):
+        return {key: words_of(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [words_of(item) for item in value]
+    return 0 if isinstance(value, int | float) else value
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"), [pair for pair in commands() if pair[0].startswith("curl")]
+)
+def test_readme_curl_prints_what_is_shown(server: Server, command: str, shown: str) -> None:
+    """A newcomer sees the very answer that the README promises."""
+    argv = shlex.split(command.replace(ADDRESS, server.url))
+
+    found = json.loads(subprocess.run(argv, capture_output=True, check=True).stdout)
+
+    wanted = json.loads(shown)
+    assert words_of(found) == words_of(wanted)
+    np.testing.assert_allclose(numbers_of(found), numbers_of(wanted), atol=TOLERANCE)
+
+
+def test_readme_shows_no_command_that_is_not_tested() -> None:
+    """Every command is one of these kinds, each with a test of its own."""
+    kinds_of_command = {command.split()[0] for command, _ in commands()}
+
+    assert kinds_of_command == {"make", "curl", "python", "docker"}
+
+
+def test_readme_make_verbs_exist() -> None:
+    """Every verb that is mentioned can be made, and `make help` lists it."""
+    verbs = set(re.findall(r"`(?:\w+=\S+ )?make ([a-z-]+)`", README)) | {
+        command.split()[1] for command, _ in commands() if command.startswith("make")
+    }
+
+    listed = subprocess.run(
+        [shutil.which("make") or "make", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert verbs <= set(re.findall(r"make ([a-z-]+)", listed.stdout)) | {"help"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
+    """Return a folder in which the README's export commands have all run."""
+    import torch
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("readme")
+    save_file(torch.nn.MultiheadAttention(16, 8).state_dict(), folder / "layer.safetensors")
+    (folder / "CHECKPOINT_DIR").symlink_to(checkpoint)
+    argvs = [shlex.split(c) for c, _ in commands() if c.startswith("python -m export")]
+    assert len(argvs) == 4
+    for argv in argvs:
+        run_python(*argv[1:], folder=folder)
+    return folder
+
+
+def run_python(*argv: str, folder: Path, **environ: str) -> None:
+    """Run our interpreter on something that must succeed."""
+    ended = subprocess.run(
+        [sys.executable, *argv],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environ},
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@needs_torch
+def test_readme_export_commands_publish_what_they_name(exported: Path) -> None:
+    """Each runs against files of the kind that it names."""
+    names = {path.parent.parent.name for path in exported.glob("artifacts/*/1/manifest.json")}
+
+    assert names == {"mha", "mine", "minilm-3"}
+
+
+@needs_torch
+@pytest.mark.parametrize("index", range(len(blocks("python"))))
+def test_readme_python_block_runs(exported: Path, checkpoint: Path, index: int) -> None:
+    """The code is copied, run, and its own asserts hold."""
+    with Server(exported / "artifacts") as running:
+        code = blocks("python")[index].replace(ADDRESS, running.url)
+        run_python("-c", code, folder=exported, CHECKPOINT_DIR=str(checkpoint))
+
+
+def test_readme_settings_table_is_complete_and_true() -> None:
+    """One row a setting, as `--help` says it."""
+    section = README.split("\n## Settings\n")[1].split("\n## ")[0]
+
+    assert [line for line in section.splitlines() if line.startswith("| `")] == setting_rows()
+
+
+def test_readme_errors_table_has_every_code_with_its_status() -> None:
+    """One row an error that a caller can meet, and no other."""
+    from service.problems import STATUSES
+
+    def pairs(kind: type[HeadwiseError]) -> tuple[str, str]:
+        return str(STATUSES[kind]), f"`{kind.code}`"
+
+    leaves = [kind for kind in kinds() if not kind.__subclasses__()]
+
+    assert {(row[0], row[1]) for row in table("Errors")} == {pairs(kind) for kind in leaves}
+
+
+def test_readme_endpoints_are_those_of_openapi(server: Server) -> None:
+    """No endpoint is promised that is not there, and none is hidden."""
+    paths = set(server.get("/openapi.json").json()["paths"]) | {"/docs", "/openapi.json"}
+    rows = [row[0] for row in table("Call it") if "/" in row[0]]
+
+    told = set(re.findall(r"/[\w{}/.-]+", " ".join(rows)))
+    endpoints = re.findall(r"^\| `(?:GET|POST) .*$", README, re.MULTILINE)
+    told |= set(re.findall(r"(/[\w{}/.-]+)[`,]", " ".join(endpoints)))
+
+    assert told == paths
+
+
+def test_readme_file_tree_names_every_file() -> None:
+    """A newcomer finds the room where a change belongs."""
+    tree = next(block for block in blocks("text") if "contract.py" in block)
+
+    for package in ("service", "export"):
+        for file in (ROOT / package).glob("[a-z]*.py"):
+            assert file.name in tree, file.name
+
+
+def test_changelog_has_the_current_version() -> None:
+    """The version that is told is the one that is described."""
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+
+    assert re.search(rf"^## {re.escape(__version__)} ", changelog, re.MULTILINE)
