@@ -29,8 +29,8 @@ test: $(VENV)/dev.stamp ## Run the tests
 test-slow: $(VENV)/dev.stamp ## Run the tests that take minutes
 	@$(PY) -m pytest -m slow $(ARGS)
 
-test-pythons: $(VENV)/artifacts.stamp ## Run the serving tests under Python 3.12 and 3.13, where present
-	@MAKE='$(MAKE)' ARTIFACTS='$(CURDIR)/$(VENV)/artifacts' .ci/test-pythons 3.12 3.13
+test-pythons: ## Run the serving tests under Python 3.12 and 3.13, where present
+	@MAKE='$(MAKE)' LAYERS='$(VENV)/layers' .ci/test-pythons 3.12 3.13
 
 check: $(VENV)/dev.stamp ## Check style and types; change nothing
 	@$(PY) -m ruff check
@@ -48,8 +48,8 @@ clean: ## Remove environments and caches; artifacts/ stays
 	@rm -rf .venv .venv-3.* *.egg-info build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-# $(call publish,NAME,SHAPE,REPOSITORY): asking for the folder is quicker than importing torch.
-publish = test -d "$(3)/$(1)" || $(PY) -m export --name $(1) $(2) --seed 0 --repository "$(3)" --if-missing
+# $(call publish,NAME,SHAPE,REPOSITORY): asking for the file is quicker than importing torch.
+publish = test -f "$(3)/$(1)/1/manifest.json" || $(PY) -m export --name $(1) $(2) --seed 0 --repository "$(3)" --if-missing
 
 # A stamp tells that an install went through to its end; until then it is made again.
 $(VENV)/run.stamp: pyproject.toml constraints.txt
@@ -63,14 +63,13 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt
 	@touch $(VENV)/run.stamp $@
 
 $(VENV)/serve.stamp: pyproject.toml constraints.txt
-	$(call install,-e '.[serve]' pytest hypothesis httpx,60 MB)
+	$(call install,-e '.[serve,test]',60 MB)
 	@touch $@
 
-# What the tests serve where the exporter is not installed.
-$(VENV)/artifacts.stamp: $(VENV)/dev.stamp $(wildcard export/*.py)
-	@rm -rf $(VENV)/artifacts
-	@$(call publish,mha,--embed-dim 768 --num-heads 12,$(VENV)/artifacts)
-	@$(call publish,tiny,--embed-dim 8 --num-heads 2,$(VENV)/artifacts)
+# What the tests serve where the exporter cannot run.
+$(VENV)/layers.stamp: $(VENV)/dev.stamp $(wildcard export/*.py) tests/layers.py
+	@rm -rf $(VENV)/layers
+	@$(PY) -m tests.layers $(VENV)/layers
 	@touch $@
 
 # $(call install,WHAT,SIZE): pip is silent but for errors, so one line says what is going on.
