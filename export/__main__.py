@@ -150,11 +150,13 @@ def _export(args: argparse.Namespace) -> int:
             args.name,
             threads=_threads(),
             on_cell=lambda cell: advance(),
-            on_warning=lambda text: _err.print(f"PyTorch's exporter: {text}", style="yellow"),
+            on_warning=lambda text: _err.print(
+                f"PyTorch's exporter: {text}", style="yellow", markup=False, soft_wrap=True
+            ),
         )
     _print_parity(artifact.manifest.parity)
     size_mb = sum(entry.size_bytes for entry in artifact.manifest.files.values()) / 1e6
-    _out.print(f"published {artifact.path} ({size_mb:.1f} MB)", soft_wrap=True)
+    _out.print(f"published {artifact.path} ({size_mb:.1f} MB)", soft_wrap=True, markup=False)
     return 0
 
 
@@ -165,7 +167,7 @@ def _verify(args: argparse.Namespace) -> int:
     with _progress(f"verifying {args.artifact}", total) as advance:
         report = publish.verify(args.artifact, threads=_threads(), on_cell=lambda cell: advance())
     _print_parity(report.rows)
-    _out.print(f"verified {args.artifact}", soft_wrap=True)
+    _out.print(f"verified {args.artifact}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -197,7 +199,7 @@ def _threads() -> int:
 @contextmanager
 def _progress(task: str, total: int) -> Iterator[Callable[[], None]]:
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

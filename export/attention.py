@@ -62,7 +62,6 @@ class MultiHeadAttention(nn.Module):
         Raises:
             ValueError: memory given to self-attention or missing for cross-attention,
                 or `causal` for cross-attention.
-
         """
         q, k, v = self.project(embeddings, memory)  # [B, S, E], [B, T, E], [B, T, E]
         if causal and memory is not None:
@@ -86,7 +85,6 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             ValueError: memory given to self-attention or missing for cross-attention.
-
         """
         if self.config.is_cross != (memory is not None):
             expected = "one" if self.config.is_cross else "none"

@@ -24,8 +24,13 @@ from service.engine import Bools, Engine, Floats, Inputs
 BATCHES = (1, 3)
 LENGTHS = (1, 2, 7, 128, 512)
 MASKS = ("none", "padding", "causal", "padding+causal", "pair", "empty row")
-LOGIT_LIMIT = 100.0
-"""Beyond this FP32 itself blurs the softmax; the gate scales its inputs to stay below."""
+LOGIT_LIMIT = 50.0
+"""
+The gate scales its inputs to stay below.
+
+The contract's bound holds up to 100, where a trained layer was seen to use three
+quarters of it on one processor; half of that leaves room for the others' rounding.
+"""
 
 _SEED = 20260101
 
@@ -83,7 +88,6 @@ def pass_gate(
 
     Raises:
         ShapesDiffer, ValuesDiffer: at the first cell that fails.
-
     """
     formula = formula_of(source)
     scale = _input_scale(source, formula)
@@ -102,15 +106,18 @@ def formula_of(source: Source) -> Formula:
 
 def relative_error(found: npt.ArrayLike, expected: npt.ArrayLike) -> float:
     """Return max|found - expected| / max(1, max|expected|); NaN counts as infinitely far."""
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    scale = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    return absolute_error(found, expected) / scale
+    error = absolute_error(found, expected)
+    if not np.isfinite(error):
+        return error  # an infinite expectation would make it small
+    return error / max(1.0, float(np.max(np.abs(expected), initial=0.0)))
 
 
 def absolute_error(found: npt.ArrayLike, expected: npt.ArrayLike) -> float:
-    """Return max|found - expected|; NaN counts as infinitely far."""
+    """Return max|found - expected|; NaN and infinity count as infinitely far, even from another."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    return float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max(initial=0.0))
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        far = np.abs(found - expected)
+    return float(np.nan_to_num(far, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 def _check_cell(
@@ -264,10 +271,17 @@ def _inputs(source: Source, cell: Cell, scale: float) -> Inputs:
 
 
 def _input_scale(source: Source, formula: Formula) -> float:
-    """Return the largest of 1, 1/2, 1/4 … that keeps the logits of the longest cell in bounds."""
-    cell, scale = max(grid(source), key=lambda cell: (cell.length, cell.masks == "none")), 1.0
-    while True:
-        inputs = _inputs(source, cell, scale)
-        if formula(inputs.embeddings, inputs.memory).largest_logit < LOGIT_LIMIT or scale < 1e-6:
-            return scale
+    """Return the largest of 1, 1/2, 1/4 … that keeps the logits of every cell in bounds."""
+    # The longest first: it is the likeliest to say no.
+    cells = [cell for cell in reversed(grid(source)) if cell.masks == "none"]
+    scale = 1.0
+    while scale >= 1e-6 and _passes_limit(source, formula, cells, scale):
         scale /= 2
+    return scale
+
+
+def _passes_limit(source: Source, formula: Formula, cells: list[Cell], scale: float) -> bool:
+    tried = (_inputs(source, cell, scale) for cell in cells)
+    return any(
+        formula(inputs.embeddings, inputs.memory).largest_logit >= LOGIT_LIMIT for inputs in tried
+    )

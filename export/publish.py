@@ -56,7 +56,6 @@ def publish(
     Raises:
         GateFailed: the artifact does not answer as the layer does; nothing is
             visible in the repository.
-
     """
     with _staging(repository) as staging:
         for text in write_graph(source.layer, staging / GRAPH_FILE):
@@ -87,7 +86,6 @@ def verify(
     Raises:
         ArtifactUnreadable: a file is missing or altered, or the signature differs.
         GateFailed: the artifact does not answer as its weights say.
-
     """
     artifact = read_artifact(path)
     layer = artifact.manifest.layer
@@ -175,12 +173,22 @@ def _answers(source: Source, inputs: Inputs) -> dict[str, np.ndarray]:
 
 def _check_golden(artifact: Artifact, source: Source) -> None:
     golden = artifact.golden
-    answers = _answers(source, Inputs(golden.embeddings, golden.memory, golden.attend_mask))
-    errors = {
-        PLAIN_OUTPUT: relative_error(golden.plain_output, answers[PLAIN_OUTPUT]),
-        OUTPUT: relative_error(golden.output, answers[OUTPUT]),
-        ATTENTION_WEIGHTS: absolute_error(golden.attention_weights, answers[ATTENTION_WEIGHTS]),
+    try:
+        answers = _answers(source, Inputs(golden.embeddings, golden.memory, golden.attend_mask))
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise GateFailed(f"golden input: the layer refuses it: {reason}") from error
+    kept = {
+        PLAIN_OUTPUT: golden.plain_output,
+        OUTPUT: golden.output,
+        ATTENTION_WEIGHTS: golden.attention_weights,
     }
-    for name, error in errors.items():
-        if not error <= FP32_TOLERANCE:
-            raise GateFailed(f"golden {name}: differs from the layer by {error:.3g}")
+    for name, answer in answers.items():
+        if kept[name].shape != answer.shape:
+            raise GateFailed(
+                f"golden {name}: expected shape {list(answer.shape)}, got {list(kept[name].shape)}"
+            )
+        measure = absolute_error if name == ATTENTION_WEIGHTS else relative_error
+        difference = measure(kept[name], answer)
+        if not difference <= FP32_TOLERANCE:
+            raise GateFailed(f"golden {name}: differs from the layer by {difference:.3g}")

@@ -7,7 +7,7 @@ and a record of the origin for the manifest.
 """
 
 import json
-import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +61,11 @@ def random_layer(
     would show.
 
     Raises:
-        SourceInvalid: embed_dim is no multiple of num_heads.
-
+        SourceInvalid: embed_dim is no multiple of num_heads, or the seed has more than 64 bits.
     """
     config = _config(embed_dim, num_heads, memory_dim=memory_dim, bias=bias)
+    if not -(2**63) <= seed < 2**64:
+        raise SourceInvalid(f"seed: expected a number of 64 bits, got {seed}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         state = _torch_layer(config).state_dict()
@@ -85,17 +86,21 @@ def from_torch(path: Path, num_heads: int) -> Source:
 
     Raises:
         SourceInvalid: see the class.
-
     """
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)
         else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                # It warns of pickle protocols; what it makes of one is checked below.
+                warnings.simplefilter("ignore")
+                state = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise SourceInvalid(f"{path}: no such file") from None
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+    except Exception as error:
+        # torch's restricted reader raises whatever it stumbles on in bytes of another kind:
+        # KeyError, IndexError, struct.error, ...
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0].rstrip(": ")
         raise SourceInvalid(f"{path}: expected a file of weights only: {reason}") from error
     if not isinstance(state, Mapping):
         raise SourceInvalid(f"{path}: expected a state dict, got {type(state).__name__}")
@@ -111,13 +116,18 @@ def from_hf(directory: Path, layer: int) -> Source:
 
     Raises:
         SourceInvalid: see the class.
-
     """
     config = _hf_config(directory)
     num_layers = config["num_hidden_layers"]
     if not 0 <= layer < num_layers:
         raise SourceInvalid(f"layer: expected 0 to {num_layers - 1}, got {layer}")
     tensors = _hf_tensors(directory, layer)
+    width = tensors["output.dense.bias"].numel()
+    _check_shapes(
+        f"layer {layer}",
+        tensors,
+        {name: (width, width) if name.endswith("weight") else (width,) for name in tensors},
+    )
     state = {
         "in_proj_weight": torch.cat(
             [tensors[f"self.{x}.weight"] for x in ("query", "key", "value")]
@@ -143,7 +153,6 @@ def from_state(
     Raises:
         SourceInvalid: a key is missing, unknown or of the wrong shape, or
             kdim differs from vdim.
-
     """
     tensors = _check_state(state)
     weight = tensors["out_proj.weight"]
@@ -151,16 +160,19 @@ def from_state(
     memory_dim = _memory_dim(tensors)
     bias = "in_proj_bias" in tensors
     config = _config(embed_dim, num_heads, memory_dim=memory_dim, bias=bias)
-    reference = _torch_layer(config)
+    _check_shapes("state dict", tensors, _state_shapes(config))
     if memory_dim == embed_dim:
         # PyTorch packs when the widths agree, also where keys come from a memory.
         tensors = _packed(tensors)
+    with torch.random.fork_rng(devices=[]):  # new layers draw weights, only to lose them
+        reference, layer = _torch_layer(config), MultiHeadAttention(config)
     try:
         reference.load_state_dict(tensors)
     except RuntimeError as error:
         problem = str(error).splitlines()[-1].strip()
         raise SourceInvalid(f"state dict: expected one nn.MultiheadAttention: {problem}") from None
-    return Source(_our_layer(config, tensors), reference.eval(), origin)
+    layer.load_state_dict(_our_state(config, tensors))
+    return Source(layer.eval(), reference.eval(), origin)
 
 
 def _config(
@@ -184,9 +196,19 @@ def _check_state(state: Mapping[str, object]) -> dict[str, Tensor]:
     for key, value in state.items():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             raise SourceInvalid(f"state dict: {key}: expected a floating-point tensor")
-        if not bool(torch.isfinite(value).all()):
-            raise SourceInvalid(f"state dict: {key}: expected finite numbers, got NaN or infinity")
+        if value.layout != torch.strided or value.is_meta:
+            raise SourceInvalid(f"state dict: {key}: expected a dense tensor with its numbers")
+        if value.ndim != (2 if key.endswith("weight") else 1):
+            kind = "matrix" if key.endswith("weight") else "vector"
+            raise SourceInvalid(
+                f"state dict: {key}: expected a {kind}, got shape {list(value.shape)}"
+            )
+        # First to FP32: what is finite in FP64 may not be so there.
         tensors[key] = value.detach().to(torch.float32)
+        if not bool(torch.isfinite(tensors[key]).all()):
+            raise SourceInvalid(
+                f"state dict: {key}: expected finite FP32 numbers, got NaN or infinity"
+            )
     if "out_proj.weight" not in tensors:
         raise SourceInvalid("state dict: out_proj.weight is missing")
     if ("in_proj_bias" in tensors) != ("out_proj.bias" in tensors):
@@ -201,13 +223,37 @@ def _memory_dim(tensors: Mapping[str, Tensor]) -> int | None:
     missing = sorted(set(_SEPARATE) - set(tensors))
     if missing:
         raise SourceInvalid(f"state dict: expected in_proj_weight or {missing[0]}, got neither")
-    kdim, vdim = tensors["k_proj_weight"].shape[-1], tensors["v_proj_weight"].shape[-1]
+    kdim, vdim = tensors["k_proj_weight"].shape[1], tensors["v_proj_weight"].shape[1]
     if kdim != vdim:
         raise SourceInvalid(
             f"state dict: expected kdim = vdim (one memory is the source of keys and values),"
             f" got kdim {kdim} and vdim {vdim}"
         )
     return kdim
+
+
+def _state_shapes(config: LayerConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor that a state dict of this layer may hold."""
+    e, m = config.embed_dim, config.memory_dim or config.embed_dim
+    return {
+        "in_proj_weight": (3 * e, e),
+        "q_proj_weight": (e, e),
+        "k_proj_weight": (e, m),
+        "v_proj_weight": (e, m),
+        "in_proj_bias": (3 * e,),
+        "out_proj.weight": (e, e),
+        "out_proj.bias": (e,),
+    }
+
+
+def _check_shapes(
+    where: str, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]
+) -> None:
+    for key, tensor in tensors.items():
+        if tensor.shape != expected[key]:
+            raise SourceInvalid(
+                f"{where}: {key}: expected shape {list(expected[key])}, got {list(tensor.shape)}"
+            )
 
 
 def _torch_layer(config: LayerConfig) -> nn.MultiheadAttention:
@@ -231,9 +277,8 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**dict(zip(_SEPARATE, tensors["in_proj_weight"].chunk(3), strict=True)), **rest}
 
 
-def _our_layer(config: LayerConfig, tensors: Mapping[str, Tensor]) -> MultiHeadAttention:
-    layer, e = MultiHeadAttention(config), config.embed_dim
-    state = {"out.weight": tensors["out_proj.weight"]}
+def _our_state(config: LayerConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    e, state = config.embed_dim, {"out.weight": tensors["out_proj.weight"]}
     if config.memory_dim is None:
         state["query_key_value.weight"] = tensors["in_proj_weight"]
     elif "in_proj_weight" in tensors:
@@ -251,8 +296,7 @@ def _our_layer(config: LayerConfig, tensors: Mapping[str, Tensor]) -> MultiHeadA
             state["query.bias"], state["key_value.bias"] = torch.split(
                 tensors["in_proj_bias"], [e, 2 * e]
             )
-    layer.load_state_dict(state)
-    return layer.eval()
+    return state
 
 
 def _hf_config(directory: Path) -> dict[str, int]:
@@ -263,8 +307,10 @@ def _hf_config(directory: Path) -> dict[str, int]:
         raise SourceInvalid(f"{file}: no such file; expected a checkpoint directory") from None
     except ValueError as error:
         raise SourceInvalid(f"{file}: expected JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise SourceInvalid(f"{file}: expected a JSON object, got {type(config).__name__}")
     family = config.get("model_type")
-    if family not in _HF_FAMILIES:
+    if not isinstance(family, str) or family not in _HF_FAMILIES:
         raise SourceInvalid(
             f"{file}: model_type: expected one of {', '.join(sorted(_HF_FAMILIES))}, got {family!r}"
         )
@@ -273,9 +319,9 @@ def _hf_config(directory: Path) -> dict[str, int]:
         # Relative positions add terms inside the softmax that the formula does not have.
         raise SourceInvalid(f"{file}: position_embedding_type: expected absolute, got {position!r}")
     for key in ("num_hidden_layers", "num_attention_heads"):
-        if not isinstance(config.get(key), int):
+        if type(config.get(key)) is not int:
             raise SourceInvalid(f"{file}: {key}: expected an integer, got {config.get(key)!r}")
-    return dict(config)
+    return config
 
 
 def _hf_tensors(directory: Path, layer: int) -> dict[str, Tensor]:
@@ -298,5 +344,5 @@ def _hf_tensors(directory: Path, layer: int) -> dict[str, Tensor]:
         raise SourceInvalid(f"{file}: no such file; expected safetensors weights") from None
     except KeyError as error:
         raise SourceInvalid(f"{file}: expected a tensor …{part}{error.args[0]}") from None
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise SourceInvalid(f"{file}: expected safetensors: {error}") from None

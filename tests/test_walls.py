@@ -9,10 +9,10 @@ ROOT = Path(__file__).parent.parent
 
 ROWS = [
     {"errors", "contract"},
-    {"settings", "metrics", "logs", "cpu", "artifact", "life"},
-    {"engine"},
+    {"settings", "logs", "cpu", "artifact", "life", "calls"},
+    {"engine", "joining", "metrics"},
     {"batcher"},
-    {"models", "json_reader", "shapes"},
+    {"models", "json_reader", "shapes", "pieces", "workers"},
     {"options"},
     {"json_codec", "safetensors_codec", "oip_codec"},
     {"problems"},
@@ -23,7 +23,7 @@ ROWS = [
 ]
 """A file of `service` imports only from rows above its own."""
 
-EXPORT_MAY_SEE = {"contract", "artifact", "engine", "errors"}
+EXPORT_MAY_SEE = {"contract", "artifact", "calls", "engine", "errors"}
 """What of `service` the exporter is made of; it proves artifacts through the serving engine."""
 
 

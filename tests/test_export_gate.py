@@ -1,0 +1,639 @@
+"""The publishing gate: good layers pass, and every fault it is there for is seen failing."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import Tensor, nn
+
+from export.gate import (
+    BATCHES,
+    LENGTHS,
+    LOGIT_LIMIT,
+    MASKS,
+    Cell,
+    GateFailed,
+    Report,
+    ShapesDiffer,
+    ValuesDiffer,
+    absolute_error,
+    formula_of,
+    grid,
+    pass_gate,
+    relative_error,
+)
+from export.graph import write_graph
+from export.publish import publish
+from export.sources import Source, from_state, random_layer
+from service.contract import GraphTensor, LayerConfig, graph_inputs, graph_outputs
+from service.engine import Engine, Inputs, OnnxEngine, Outputs, Provider, Stop
+from service.errors import ArtifactUnreadable, InferenceFailed
+from tests.doubles import FaultyEngine
+
+pytestmark = pytest.mark.torch
+
+SEED = 2
+"""Any: the gate judges every layer alike."""
+
+TOLERANCE = 1e-5
+"""What the contract promises for FP32, which the gate must not widen."""
+
+LAYERS: dict[str, dict[str, Any]] = {
+    "self": {"embed_dim": 8, "num_heads": 2},
+    "self without bias": {"embed_dim": 12, "num_heads": 3, "bias": False},
+    "one head": {"embed_dim": 8, "num_heads": 1},
+    "cross": {"embed_dim": 8, "num_heads": 2, "memory_dim": 6},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Keep PyTorch off the other cores: on a busy machine its threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A layer and the engine that answers for it."""
+
+    source: Source
+    engine: Engine
+
+
+def _export(source: Source, directory: Path) -> Exported:
+    path = directory / "layer.onnx"
+    write_graph(source.layer, path)
+    return Exported(source, OnnxEngine(path, source.config))
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Return each kind of layer, exported once."""
+    source = random_layer(**LAYERS[request.param], seed=SEED)
+    return _export(source, tmp_path_factory.mktemp("exported"))
+
+
+only_self = pytest.mark.parametrize("exported", ["self"], indirect=True)
+
+
+def test_gate_passes_a_good_layer(exported: Exported) -> None:
+    """Every cell is measured against every reference that has an answer to it, and told of."""
+    told: list[Cell] = []
+
+    report = pass_gate(exported.engine, exported.source, on_cell=told.append)
+
+    cells = grid(exported.source)
+    found = [(row.batch, row.length, row.key_length, row.masks) for row in report.rows]
+    by_reference = {
+        name: [cell for cell, row in zip(found, report.rows, strict=True) if row.reference == name]
+        for name in ("formula", "layer", "torch", "alone")
+    }
+    places = [(cell.batch, cell.length, cell.key_length, cell.masks) for cell in cells]
+    assert told == cells
+    assert by_reference == {
+        "formula": places,
+        "layer": places,
+        "torch": [place for place in places if place[3] != "empty row"],
+        "alone": [place for place in places if place[0] > 1],
+    }
+    assert max(row.output_error for row in report.rows) <= TOLERANCE
+    assert max(row.weights_error for row in report.rows) <= TOLERANCE
+    assert report.input_scale == 1
+
+
+def test_grid_of_self_attention_holds_every_mask_at_every_size() -> None:
+    """One token, a power of two, an odd length, a long one; alone and in a batch."""
+    cells = grid(random_layer(**LAYERS["self"], seed=SEED))
+
+    assert LENGTHS == (1, 2, 7, 128, 512)
+    assert BATCHES == (1, 3)
+    assert len(set(cells)) == len(LENGTHS) * len(BATCHES) * len(MASKS) == 60
+    assert all(cell.key_length == cell.length for cell in cells)
+
+
+def test_grid_of_cross_attention_has_keys_of_another_length_and_no_causal() -> None:
+    """Queries and keys of cross-attention share no order, and no length."""
+    cells = grid(random_layer(**LAYERS["cross"], seed=SEED))
+
+    lengths = {cell.length: cell.key_length for cell in cells}
+
+    assert lengths == {1: 1, 2: 1, 7: 5, 128: 96, 512: 384}
+    assert {cell.masks for cell in cells} == {"none", "padding", "pair", "empty row"}
+
+
+def test_gate_scales_its_inputs_down_for_large_weights(tmp_path: Path) -> None:
+    """Beyond logits of 100 FP32 blurs the softmax; such a layer is tried where it can be right."""
+    state = random_layer(16, 2, seed=SEED).reference.state_dict()
+    large = from_state({name: 10 * tensor for name, tensor in state.items()}, 2, origin={})
+    exported = _export(large, tmp_path)
+
+    report = pass_gate(exported.engine, exported.source)
+
+    assert _largest_logit(large, 1.0) > LOGIT_LIMIT
+    assert report.input_scale in (1 / 2, 1 / 4, 1 / 8)
+    assert _largest_logit(large, report.input_scale) < LOGIT_LIMIT
+    assert max(row.output_error for row in report.rows) <= TOLERANCE
+
+
+def _largest_logit(source: Source, scale: float) -> float:
+    """Return the largest logit among as many random inputs as the longest cell has."""
+    random = np.random.default_rng(SEED)
+    embeddings = scale * random.standard_normal((1, LENGTHS[-1], source.config.embed_dim))
+    return formula_of(source)(embeddings).largest_logit
+
+
+def test_gate_bounds_the_logits_of_every_cell_not_of_one() -> None:
+    """A layer near the limit is not let over it by a cell that happens to draw larger inputs."""
+    state = random_layer(16, 2, seed=0).reference.state_dict()
+    source = from_state({name: 5 * tensor for name, tensor in state.items()}, 2, origin={})
+    seen = _WatchingEngine(source)
+
+    with pytest.raises(ShapesDiffer):
+        pass_gate(seen, source)
+
+    # These weights reach 90 in a batch of 1 and 108 in a batch of 3, both at length 512.
+    assert seen.scale is not None
+    assert seen.scale < 0.75
+
+
+class _WatchingEngine:
+    """An engine that answers nothing but remembers how large its first input was."""
+
+    def __init__(self, source: Source) -> None:
+        self.layer = source.config
+        self.provider: Provider = "cpu"
+        self.scale: float | None = None
+
+    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
+        """See `Engine.run`."""
+        self.scale = self.scale or float(inputs.embeddings.std())
+        return Outputs(inputs.embeddings, None)
+
+
+def test_gate_layer_whose_biases_alone_pass_the_limit_ends() -> None:
+    """Where no scale helps, the search for one ends all the same, and the answer is judged."""
+    state = random_layer(8, 2, seed=SEED).reference.state_dict()
+    state["in_proj_bias"].fill_(100)
+    source = from_state(state, 2, origin={})
+    engine = _WatchingEngine(source)
+
+    with pytest.raises(ShapesDiffer):
+        pass_gate(engine, source)
+
+    assert engine.scale is not None
+    assert engine.scale < 1e-5
+
+
+def _output(change: Callable[[Any], Any]) -> Callable[[Inputs, Outputs], Outputs]:
+    """Change every output."""
+    return lambda inputs, outputs: replace(outputs, output=change(outputs.output))
+
+
+def _weights(change: Callable[[Any], Any]) -> Callable[[Inputs, Outputs], Outputs]:
+    """Change the weights where they are asked for."""
+
+    def answer(inputs: Inputs, outputs: Outputs) -> Outputs:
+        if outputs.attention_weights is None:
+            return outputs
+        return replace(outputs, attention_weights=change(outputs.attention_weights))
+
+    return answer
+
+
+def _where(
+    condition: Callable[[Inputs, Outputs], bool], change: Callable[[Any], Any]
+) -> Callable[[Inputs, Outputs], Outputs]:
+    """Change the output of some calls."""
+    return lambda inputs, outputs: (
+        replace(outputs, output=change(outputs.output)) if condition(inputs, outputs) else outputs
+    )
+
+
+def _one_nan(output: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    output = output.copy()
+    output.flat[-1] = np.nan
+    return output
+
+
+def _mean_of_values(inputs: Inputs, outputs: Outputs) -> Outputs:
+    """Answer to an empty row as a runtime does that hides keys with a large finite number."""
+    if inputs.pair_mask is None or outputs.attention_weights is None:
+        return outputs
+    weights = outputs.attention_weights.copy()
+    weights[~inputs.pair_mask.any(axis=-1)] = 1 / inputs.key_length
+    return replace(outputs, attention_weights=weights)
+
+
+FIRST = r"batch 1, length 1, masks none: "
+ALLOWED = r", allowed 1e-05"
+
+VALUE_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "output off": (
+        {"answer": _output(lambda output: output + 0.001)},
+        FIRST + r"output differs from formula by 0\.001" + ALLOWED,
+    ),
+    "output off by little": (
+        {"answer": _output(lambda output: output + 1.2e-5)},
+        FIRST + r"output differs from formula by 1\.[12]\d*e-05" + ALLOWED,
+    ),
+    "one NaN": (
+        {"answer": _output(_one_nan)},
+        FIRST + r"output differs from formula by inf" + ALLOWED,
+    ),
+    "infinity": (
+        {"answer": _output(lambda output: output * np.float32(np.inf))},
+        FIRST + r"output differs from formula by inf" + ALLOWED,
+    ),
+    "weights off": (
+        {"answer": _weights(lambda weights: weights * 0.99)},
+        FIRST + r"attention_weights differs from formula by 0\.01" + ALLOWED,
+    ),
+    "weights NaN": (
+        {"answer": _weights(lambda weights: weights * np.float32(np.nan))},
+        FIRST + r"attention_weights differs from formula by inf" + ALLOWED,
+    ),
+    "heads averaged": (
+        {
+            "answer": _weights(
+                lambda weights: np.broadcast_to(weights.mean(1, keepdims=True), weights.shape)
+            )
+        },
+        r"batch 1, length 2, masks none: attention_weights differs from formula by 0\.\d+"
+        + ALLOWED,
+    ),
+    "heads swapped": (
+        {"answer": _weights(lambda weights: weights[:, ::-1])},
+        r"batch 1, length 2, masks none: attention_weights differs from formula by 0\.\d+"
+        + ALLOWED,
+    ),
+    "queries and keys swapped": (
+        {"answer": _weights(lambda weights: weights.swapaxes(2, 3))},
+        r"batch 1, length 2, masks none: attention_weights differs from formula by 0\.\d+"
+        + ALLOWED,
+    ),
+    "causal ignored": (
+        {"ask": lambda inputs: replace(inputs, causal=False)},
+        r"batch 1, length 2, masks causal: output differs from formula by 0\.\d+" + ALLOWED,
+    ),
+    "padding ignored": (
+        {"ask": lambda inputs: replace(inputs, attend_mask=None)},
+        r"batch \d, length \d, masks padding: output differs from formula by 0\.\d+" + ALLOWED,
+    ),
+    "padding upside down": (
+        {
+            "ask": lambda inputs: replace(
+                inputs, attend_mask=None if inputs.attend_mask is None else ~inputs.attend_mask
+            )
+        },
+        r"batch 1, length 1, masks padding: output differs from formula by 0\.\d+" + ALLOWED,
+    ),
+    "pairs ignored": (
+        {"ask": lambda inputs: replace(inputs, pair_mask=None)},
+        r"batch 1, length \d, masks (pair|empty row): output differs from formula by 0\.\d+"
+        + ALLOWED,
+    ),
+    "pairs of the first head for all": (
+        {
+            "ask": lambda inputs: replace(
+                inputs, pair_mask=None if inputs.pair_mask is None else inputs.pair_mask[:, :1]
+            )
+        },
+        r"batch \d, length \d, masks pair: output differs from formula by 0\.\d+" + ALLOWED,
+    ),
+    "empty row averaged": (
+        {"answer": _mean_of_values},
+        r"batch 1, length 1, masks empty row: attention_weights differs from formula by 1"
+        + ALLOWED,
+    ),
+    "other output where no weights are asked for": (
+        {
+            "answer": _where(
+                lambda inputs, outputs: outputs.attention_weights is None,
+                lambda output: output + 0.001,
+            )
+        },
+        FIRST + r"output differs from formula by 0\.001" + ALLOWED,
+    ),
+    "other output in a batch": (
+        {
+            "answer": _where(
+                lambda inputs, outputs: len(inputs.embeddings) > 1, lambda output: output + 0.001
+            )
+        },
+        r"batch 3, length 1, masks none: output differs from formula by 0\.001" + ALLOWED,
+    ),
+    "batch in another order": (
+        {
+            "answer": _where(
+                lambda inputs, outputs: len(inputs.embeddings) > 1, lambda output: output[::-1]
+            )
+        },
+        r"batch 3, length 1, masks none: output differs from formula by 0\.\d+" + ALLOWED,
+    ),
+    "long sequences off": (
+        {
+            "answer": _where(
+                lambda inputs, outputs: inputs.key_length > 500, lambda output: output + 0.001
+            )
+        },
+        r"batch 1, length 512, masks none: output differs from formula by 0\.001" + ALLOWED,
+    ),
+}
+
+
+@only_self
+@pytest.mark.parametrize(("fault", "message"), VALUE_FAULTS.values(), ids=VALUE_FAULTS)
+def test_gate_wrong_values_fail_with_place_and_size(
+    exported: Exported, fault: dict[str, Any], message: str
+) -> None:
+    """The message says in which cell, which tensor, from what, how far and what is allowed."""
+    engine = FaultyEngine(exported.engine, **fault)
+
+    with pytest.raises(ValuesDiffer, match=f"^{message}$"):
+        pass_gate(engine, exported.source)
+
+
+@only_self
+def test_gate_batch_and_single_apart_fail_though_each_is_near_enough(exported: Exported) -> None:
+    """A caller's answer must not move with its company by more than the tolerance."""
+    nearly = np.float32(0.8 * TOLERANCE)
+
+    def lean(inputs: Inputs, outputs: Outputs) -> Outputs:
+        side = nearly if len(inputs.embeddings) > 1 else -nearly
+        return replace(outputs, output=outputs.output + side)
+
+    engine = FaultyEngine(exported.engine, answer=lean)
+
+    message = r"^batch 3, length 1, masks none: output differs from alone by 1\.[56]\d*e-05" + (
+        ALLOWED + "$"
+    )
+    with pytest.raises(ValuesDiffer, match=message):
+        pass_gate(engine, exported.source)
+
+
+@only_self
+def test_gate_layer_that_strayed_from_its_weights_fails(exported: Exported) -> None:
+    """The exported layer itself is a reference, not only where its weights came from."""
+    other = random_layer(**LAYERS["self"], seed=SEED + 1).layer
+    source = replace(exported.source, layer=other)
+
+    with pytest.raises(ValuesDiffer, match=FIRST + r"output differs from layer by 0\.\d+"):
+        pass_gate(exported.engine, source)
+
+
+class _OtherAttention(nn.MultiheadAttention):
+    """PyTorch's own layer, should a new version of it compute something else."""
+
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """See `nn.MultiheadAttention.forward`."""
+        output, weights = super().forward(*args, **options)
+        return output + 0.5, weights
+
+
+@only_self
+def test_gate_pytorch_that_answers_otherwise_fails(exported: Exported) -> None:
+    """PyTorch's own layer is asked, not only read."""
+    reference = _OtherAttention(8, 2, batch_first=True)
+    reference.load_state_dict(exported.source.reference.state_dict())
+    source = replace(exported.source, reference=reference.eval())
+
+    with pytest.raises(ValuesDiffer, match=FIRST + r"output differs from torch by 0\.\d+"):
+        pass_gate(exported.engine, source)
+
+
+CELL = r"Cell\(batch=1, length=1, key_length=1, masks='none'\): "
+
+SHAPE_FAULTS: dict[str, tuple[Callable[[Inputs, Outputs], Outputs], str]] = {
+    "output too narrow": (
+        _output(lambda output: output[..., :-1]),
+        CELL + r"output: expected shape \[1, 1, 8\], got \[1, 1, 7\]",
+    ),
+    "output without its batch": (
+        _output(lambda output: output[0]),
+        CELL + r"output: expected shape \[1, 1, 8\], got \[1, 8\]",
+    ),
+    "output too narrow where no weights are asked for": (
+        lambda inputs, outputs: (
+            replace(outputs, output=outputs.output[..., :1])
+            if outputs.attention_weights is None
+            else outputs
+        ),
+        CELL + r"output: expected shape \[1, 1, 8\], got \[1, 1, 1\]",
+    ),
+    "heads averaged away": (
+        _weights(lambda weights: weights.mean(axis=1)),
+        CELL + r"attention_weights: expected shape \[1, 2, 1, 1\], got \[1, 1, 1\]",
+    ),
+    "one head of two": (
+        _weights(lambda weights: weights[:, :1]),
+        CELL + r"attention_weights: expected shape \[1, 2, 1, 1\], got \[1, 1, 1, 1\]",
+    ),
+    "no weights": (
+        _weights(lambda weights: None),
+        CELL + r"expected attention weights, got none",
+    ),
+}
+
+
+@only_self
+@pytest.mark.parametrize(("answer", "message"), SHAPE_FAULTS.values(), ids=SHAPE_FAULTS)
+def test_gate_wrong_shape_fails_before_any_value(
+    exported: Exported, answer: Callable[[Inputs, Outputs], Outputs], message: str
+) -> None:
+    """A shape that numpy would stretch to fit is a failure of its own."""
+    engine = FaultyEngine(exported.engine, answer=answer)
+
+    with pytest.raises(ShapesDiffer, match=f"^{message}$"):
+        pass_gate(engine, exported.source)
+
+
+@only_self
+def test_gate_engine_that_refuses_a_batch_is_not_hidden(exported: Exported) -> None:
+    """What the engine raises reaches whoever exports."""
+    wide = np.zeros((1, 1, 9), np.float32)
+    engine = FaultyEngine(exported.engine, ask=lambda inputs: replace(inputs, embeddings=wide))
+
+    with pytest.raises(InferenceFailed, match=r"^the runtime refused a batch$"):
+        pass_gate(engine, exported.source)
+
+
+def test_gate_failures_are_of_one_family() -> None:
+    """Who only wants to know whether it passed catches one class."""
+    assert issubclass(ShapesDiffer, GateFailed)
+    assert issubclass(ValuesDiffer, GateFailed)
+    assert Report((), 1.0).rows == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "absolute", "relative"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0, 0),
+        ([1.0, 2.5], [1.0, 2.0], 0.5, 0.25),
+        ([0.25], [0.0], 0.25, 0.25),
+        ([-3.0], [1.0], 4, 4),
+        ([8.0], [-10.0], 18, 1.8),
+        ([], [], 0, 0),
+        ([math.nan, 0.0], [0.0, 0.0], math.inf, math.inf),
+        ([0.0, 0.0], [0.0, math.nan], math.inf, math.inf),
+        ([math.nan], [math.nan], math.inf, math.inf),
+        ([math.inf], [1.0], math.inf, math.inf),
+        ([1.0], [math.inf], math.inf, math.inf),
+        ([math.inf], [math.inf], math.inf, math.inf),
+        ([1.0, math.nan], [math.inf, 0.0], math.inf, math.inf),
+    ],
+)
+def test_errors_measure_the_largest_difference(
+    found: Sequence[float], expected: Sequence[float], absolute: float, relative: float
+) -> None:
+    """Relative to max(1, max|expected|); what is not finite is infinitely far from everything."""
+    assert absolute_error(found, expected) == pytest.approx(absolute)
+    assert relative_error(found, expected) == pytest.approx(relative)
+
+
+CONFIG = LayerConfig(8, 2)
+INPUTS, OUTPUTS = graph_inputs(CONFIG), graph_outputs(CONFIG)
+ELEMENT_TYPES = {"float32": TensorProto.FLOAT, "bool": TensorProto.BOOL}
+
+
+def _small_graph(path: Path, inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor]) -> None:
+    """Write a graph that takes and gives these tensors, whatever it may compute."""
+    nodes = [
+        # A shape that no one can infer leaves the declared axes as they are.
+        helper.make_node("Shape", [inputs[0].name], ["shape"]),
+        helper.make_node("NonZero", ["shape"], ["places"]),
+        helper.make_node("Reshape", ["places", "flat"], ["unknown"]),
+        *(helper.make_node("ConstantOfShape", ["unknown"], [tensor.name]) for tensor in outputs),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info(t.name, ELEMENT_TYPES[t.dtype], t.axes) for t in inputs],
+        [helper.make_tensor_value_info(t.name, ELEMENT_TYPES[t.dtype], t.axes) for t in outputs],
+        [helper.make_tensor("flat", TensorProto.INT64, [1], [-1])],
+    )
+    opset = [helper.make_opsetid("", 23)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), path)
+
+
+def _one_changed(tensors: Sequence[GraphTensor], at: int, **change: Any) -> list[GraphTensor]:
+    return [replace(t, **change) if i == at else t for i, t in enumerate(tensors)]
+
+
+INPUT_NAMES = "['embeddings', 'pair_mask', 'head_mask', 'plain']"
+
+SIGNATURES: dict[str, tuple[Sequence[GraphTensor], Sequence[GraphTensor], str]] = {
+    "input misspelt": (
+        _one_changed(INPUTS, 0, name="embedings"),
+        OUTPUTS,
+        f"input names: expected {INPUT_NAMES},"
+        " found ['embedings', 'pair_mask', 'head_mask', 'plain']",
+    ),
+    "input missing": (
+        INPUTS[:-1],
+        OUTPUTS,
+        f"input names: expected {INPUT_NAMES}, found ['embeddings', 'pair_mask', 'head_mask']",
+    ),
+    "inputs in another order": (
+        INPUTS[::-1],
+        OUTPUTS,
+        f"input names: expected {INPUT_NAMES},"
+        " found ['plain', 'head_mask', 'pair_mask', 'embeddings']",
+    ),
+    "memory of cross-attention": (
+        graph_inputs(LayerConfig(8, 2, memory_dim=6)),
+        OUTPUTS,
+        f"input names: expected {INPUT_NAMES},"
+        " found ['embeddings', 'memory', 'pair_mask', 'head_mask', 'plain']",
+    ),
+    "output missing": (
+        INPUTS,
+        OUTPUTS[:1],
+        "output names: expected ['output', 'attention_weights'], found ['output']",
+    ),
+    "batch baked in": (
+        _one_changed(INPUTS, 0, axes=(2, "length", 8)),
+        OUTPUTS,
+        "input embeddings axes: expected ['batch', 'length', 8], found [2, 'length', 8]",
+    ),
+    "length baked in": (
+        _one_changed(INPUTS, 0, axes=("batch", 3, 8)),
+        OUTPUTS,
+        "input embeddings axes: expected ['batch', 'length', 8], found ['batch', 3, 8]",
+    ),
+    "another width": (
+        _one_changed(INPUTS, 0, axes=("batch", "length", 16)),
+        OUTPUTS,
+        "input embeddings axes: expected ['batch', 'length', 8], found ['batch', 'length', 16]",
+    ),
+    "another number of heads": (
+        _one_changed(INPUTS, 2, axes=("mask_rows", 4)),
+        OUTPUTS,
+        "input head_mask axes: expected ['mask_rows', 2], found ['mask_rows', 4]",
+    ),
+    "a mask of numbers": (
+        _one_changed(INPUTS, 1, dtype="float32"),
+        OUTPUTS,
+        "input pair_mask: expected bool, found float32",
+    ),
+    "weights of one head": (
+        INPUTS,
+        _one_changed(OUTPUTS, 1, axes=("batch", 1, "length", "length")),
+        "output attention_weights axes: expected ['batch', 2, 'length', 'length'],"
+        " found ['batch', 1, 'length', 'length']",
+    ),
+    "weights without heads": (
+        INPUTS,
+        _one_changed(OUTPUTS, 1, axes=("batch", "length", "length")),
+        "output attention_weights axes: expected ['batch', 2, 'length', 'length'],"
+        " found ['batch', 'length', 'length']",
+    ),
+}
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "message"), SIGNATURES.values(), ids=SIGNATURES)
+def test_engine_graph_of_another_signature_is_refused(
+    inputs: Sequence[GraphTensor], outputs: Sequence[GraphTensor], message: str, tmp_path: Path
+) -> None:
+    """Names fail first, then types, then axes; the message names what was expected and found."""
+    path = tmp_path / "layer.onnx"
+    _small_graph(path, inputs, outputs)
+
+    with pytest.raises(ArtifactUnreadable) as caught:
+        OnnxEngine(path, CONFIG)
+
+    assert str(caught.value) == f"{path}: {message}"
+
+
+def test_engine_graph_of_the_right_signature_is_taken(tmp_path: Path) -> None:
+    """The refusals above are of their one fault each."""
+    path = tmp_path / "layer.onnx"
+    _small_graph(path, INPUTS, OUTPUTS)
+
+    engine = OnnxEngine(path, CONFIG)
+
+    assert [tensor.name for tensor in engine.inputs()] == [tensor.name for tensor in INPUTS]
+
+
+def test_publish_layer_whose_graph_has_another_width_fails(tmp_path: Path) -> None:
+    """A graph that the contract does not know never reaches the repository."""
+    source = random_layer(**LAYERS["self"], seed=SEED)
+    source.layer.out = nn.Linear(8, 6)
+
+    with pytest.raises(GateFailed) as caught:
+        publish(source, tmp_path, "wide")
+
+    assert str(caught.value).endswith(
+        "output output axes: expected ['batch', 'length', 8], found ['batch', 'length', 6]"
+    )
+    assert not list(tmp_path.iterdir())

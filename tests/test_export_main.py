@@ -1,0 +1,443 @@
+"""The command: what it publishes, what it says, and how it ends."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from export.__main__ import main
+from export.sources import random_layer
+from service import __version__
+from service.artifact import read_artifact
+from tests.layers import Layers
+from tests.server import ROOT, until
+
+pytestmark = pytest.mark.torch
+
+TINY = ["--embed-dim", "4", "--num-heads", "1"]
+
+SEED = 4
+"""Any but 0, which is the default."""
+
+BAD_NAME = "--name: expected [a-z0-9][a-z0-9._-]{0,62}, not ending in -weights, got "
+
+END_LIMIT_S = 120
+"""A hang is a failure; loading PyTorch on a busy machine takes many seconds."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Keep PyTorch off the other cores: on a busy machine its threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def _run(*argv: object) -> int:
+    """Return the exit status of the command in this process."""
+    try:
+        return main([str(word) for word in argv])
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def _start(*argv: object, **environment: str) -> subprocess.Popen[str]:
+    """Start the command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "export", *map(str, argv)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_main_publishes_from_a_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The shortest export: a name, a shape; the answer is a table and where the artifact lies."""
+    status = _run("--name", "mha", *TINY, "--repository", tmp_path)
+
+    out, err = capsys.readouterr()
+    artifact = read_artifact(tmp_path / "mha" / "1")
+    assert status == 0
+    assert artifact.manifest.source == {"kind": "random", "seed": 0}
+    assert (artifact.manifest.layer.embed_dim, artifact.manifest.layer.num_heads) == (4, 1)
+    assert f"published {tmp_path}/mha/1 (0.0 MB)\n" in out
+    assert "largest differences (allowed 1e-05)" in out
+    assert _table(out) == {"formula": 60, "layer": 60, "torch": 50, "alone": 30}
+    assert "proving mha" in err
+    assert "60/60" in err
+
+
+def _table(out: str) -> dict[str, int]:
+    """Return from the summary how many cells were measured against each reference."""
+    rows = re.findall(r"(\w+) +│ +(\d+) │ +\d\.\d\de[-+]\d\d │ +\d\.\d\de[-+]\d\d", out)
+    return {name: int(cells) for name, cells in rows}
+
+
+def test_main_publishes_cross_attention_without_bias_from_a_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every flag of a seeded layer reaches it, in a repository whose name is no markup."""
+    repository = tmp_path / "layers [old]" / "[/v2]"
+
+    status = _run(
+        *("--name", "cross", "--embed-dim", 4, "--num-heads", 2, "--seed", SEED),
+        *("--memory-dim", 3, "--no-bias", "--precision", "fp32", "--repository", repository),
+    )
+
+    out, _ = capsys.readouterr()
+    artifact = read_artifact(repository / "cross" / "1")
+    layer = artifact.manifest.layer
+    assert status == 0
+    assert (layer.memory_dim, layer.bias) == (3, False)
+    assert artifact.manifest.source == {"kind": "random", "seed": SEED}
+    assert f"published {repository}/cross/1" in out
+
+
+def test_main_publishes_a_layer_of_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint says everything but which layer."""
+    checkpoint = _checkpoint(tmp_path / "bert-like")
+
+    status = _run(
+        "--name", "bert-1", "--from-hf", checkpoint, "--layer", 1, "--repository", tmp_path / "r"
+    )
+
+    assert status == 0
+    assert "published" in capsys.readouterr().out
+    artifact = read_artifact(tmp_path / "r" / "bert-1" / "1")
+    assert artifact.manifest.source == {"kind": "hf", "checkpoint": "bert-like", "layer": 1}
+
+
+def _checkpoint(directory: Path) -> Path:
+    """Write a checkpoint of two layers of width 4."""
+    config = {"model_type": "bert", "num_hidden_layers": 2, "num_attention_heads": 2}
+    tensors = {}
+    for layer in range(2):
+        state = random_layer(4, 2, seed=layer).reference.state_dict()
+        start = f"bert.encoder.layer.{layer}.attention"
+        for kind in ("weight", "bias"):
+            parts = state[f"in_proj_{kind}"].chunk(3)
+            for name, part in zip(("query", "key", "value"), parts, strict=True):
+                tensors[f"{start}.self.{name}.{kind}"] = part.clone()
+            tensors[f"{start}.output.dense.{kind}"] = state[f"out_proj.{kind}"]
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def test_main_if_missing_leaves_a_published_name_alone(
+    layers: Layers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who starts twice exports once."""
+    status = _run("--name", "tiny", *TINY, "--if-missing", "--repository", layers.repository)
+
+    assert status == 0
+    assert capsys.readouterr() == ("tiny is published already; nothing to do\n", "")
+    assert [path.name for path in (layers.repository / "tiny").iterdir()] == ["1"]
+
+
+def test_main_repository_is_taken_from_the_environment(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exporter writes where the server reads, without a flag."""
+    monkeypatch.setenv("HEADWISE_REPOSITORY", str(layers.repository))
+
+    status = _run("--name", "mha", *TINY, "--if-missing")
+
+    assert status == 0
+    assert capsys.readouterr().out == "mha is published already; nothing to do\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "the following arguments are required: --name"),
+        (["--name", "mha"], "expected one source of weights, got none"),
+        (["--name", "mha", "--num-heads", "2"], "expected one source of weights, got none"),
+        (["--name", "mha", "--embed-dim", "8"], "--num-heads is needed with weights from a seed"),
+        (
+            ["--name", "mha", "--seed", "1", "--num-heads", "2"],
+            "--embed-dim is needed with weights from a seed",
+        ),
+        (
+            ["--name", "mha", "--memory-dim", "8", "--num-heads", "2"],
+            "--embed-dim is needed with weights from a seed",
+        ),
+        (
+            ["--name", "mha", "--no-bias", "--num-heads", "2"],
+            "--embed-dim is needed with weights from a seed",
+        ),
+        (
+            ["--name", "mha", "--from-torch", "layer.pt"],
+            "--num-heads is needed with weights from --from-torch",
+        ),
+        (
+            ["--name", "mha", "--from-torch", "layer.pt", "--num-heads", "2", "--seed", "0"],
+            "expected one source of weights, got a seed, --from-torch",
+        ),
+        (
+            ["--name", "mha", "--from-torch", "layer.pt", "--num-heads", "2", "--no-bias"],
+            "expected one source of weights, got a seed, --from-torch",
+        ),
+        (
+            ["--name", "mha", "--from-torch", "layer.pt", "--from-hf", "dir", "--layer", "0"],
+            "expected one source of weights, got --from-torch, --from-hf",
+        ),
+        (
+            ["--name", "mha", "--from-torch", "layer.pt", "--num-heads", "2", "--layer", "0"],
+            "expected one source of weights, got --from-torch, --from-hf",
+        ),
+        (
+            ["--name", "mha", "--from-hf", "dir"],
+            "--layer is needed with weights from --from-hf",
+        ),
+        (["--name", "mha", "--layer", "0"], "--layer needs --from-hf DIR"),
+        (
+            ["--name", "mha", "--from-hf", "dir", "--layer", "0", "--num-heads", "12"],
+            "--num-heads: the checkpoint's own config.json says it",
+        ),
+        (["--name", "MHA", *TINY], BAD_NAME),
+        (["--name", "../mha", *TINY], BAD_NAME),
+        (["--name", "", *TINY], BAD_NAME),
+        (["--name", "mha-weights", *TINY], BAD_NAME),
+        (["--name", "mha", *TINY, "--precision", "fp16"], "argument --precision: invalid choice"),
+        (["--name", "mha", "--embed-dim", "eight"], "argument --embed-dim: invalid int value"),
+        (["--name", "mha", *TINY, "--heads", "2"], "unrecognized arguments: --heads 2"),
+        (["verify"], "the following arguments are required: artifact"),
+        (["verify", "a", "b"], "unrecognized arguments: b"),
+    ],
+    ids=" ".join,
+)
+def test_main_misused_says_what_is_missing_or_too_much(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Misuse is exit status 2, a usage and one line that names the flags."""
+    status = _run(*argv)
+
+    out, err = capsys.readouterr()
+    assert status == 2
+    assert out == ""
+    assert f": error: {message}" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["--embed-dim", "8", "--num-heads", "3"],
+            "embed_dim: expected a multiple of num_heads 3, got 8",
+        ),
+        (
+            ["--embed-dim", "0", "--num-heads", "2"],
+            "embed_dim and num_heads: expected positive integers, got 0 and 2",
+        ),
+        (
+            [*TINY, "--memory-dim", "-1"],
+            "memory_dim: expected a positive integer, got -1",
+        ),
+        (
+            [*TINY, "--seed", "99999999999999999999"],
+            "seed: expected a number of 64 bits, got 99999999999999999999",
+        ),
+        (
+            ["--from-torch", "no/such.pt", "--num-heads", "2"],
+            "no/such.pt: no such file",
+        ),
+        (
+            ["--from-torch", "no/[red]such.safetensors", "--num-heads", "2"],
+            "no/[red]such.safetensors: no such file",
+        ),
+        (
+            ["--from-hf", "no/such", "--layer", "0"],
+            "no/such/config.json: no such file; expected a checkpoint directory",
+        ),
+    ],
+    ids=" ".join,
+)
+def test_main_refused_weights_are_one_line(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a user can mend is exit status 1 and one line, and nothing is written."""
+    status = _run("--name", "mha", *argv, "--repository", tmp_path / "repository")
+
+    assert status == 1
+    assert capsys.readouterr() == ("", f"error: {message}\n")
+    assert not (tmp_path / "repository").exists()
+
+
+def test_main_repository_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the system refuses is told with the path it refused."""
+    file = tmp_path / "repository"
+    file.write_text("")
+
+    status = _run("--name", "mha", *TINY, "--repository", file)
+
+    assert status == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {file}: File exists"
+
+
+def test_main_layer_that_fails_the_gate_is_not_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failed proof says by how much it failed."""
+    large = {
+        name: 1e30 * tensor
+        for name, tensor in random_layer(4, 1, seed=SEED).reference.state_dict().items()
+    }
+    save_file(large, tmp_path / "large.safetensors")
+
+    status = _run(
+        *("--name", "large", "--from-torch", tmp_path / "large.safetensors"),
+        *("--num-heads", 1, "--repository", tmp_path / "repository"),
+    )
+
+    out, err = capsys.readouterr()
+    assert status == 1
+    assert out == ""
+    assert err.splitlines()[-1] == (
+        "error: batch 1, length 1, masks none: output differs from formula by inf, allowed 1e-05"
+    )
+    assert not list((tmp_path / "repository").iterdir())
+
+
+def test_main_bug_is_not_dressed_up_as_a_users_mistake() -> None:
+    """What nobody foresaw keeps its traceback."""
+    with pytest.raises(ValueError, match="null"):
+        main(["verify", "\0"])
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["verify", "--help"]], ids=" ".join)
+def test_main_help_explains_itself(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Help goes to standard output and ends well."""
+    status = _run(*argv)
+
+    out, err = capsys.readouterr()
+    assert (status, err) == (0, "")
+    assert out.startswith("usage: python -m export")
+
+
+def test_main_help_names_every_source_of_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who reads the help can export without the README."""
+    _run("--help")
+
+    out = capsys.readouterr().out
+    assert [flag for flag in ("--embed-dim", "--from-torch", "--from-hf") if flag not in out] == []
+    assert "python -m export verify artifacts/mha/1" in out
+
+
+def test_main_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exporter and server carry one version."""
+    status = _run("--version")
+
+    assert status == 0
+    assert capsys.readouterr() == (f"headwise {__version__}\n", "")
+
+
+def test_main_verify_repeats_every_check(
+    layers: Layers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A published artifact proves itself again, with the same table; fewer cells for cross."""
+    artifact = layers.artifact("cross")
+
+    status = _run("verify", artifact)
+
+    out, err = capsys.readouterr()
+    assert status == 0
+    assert f"verified {artifact}\n" in out
+    assert _table(out) == {"formula": 40, "layer": 40, "torch": 30, "alone": 20}
+    assert "verifying" in err
+
+
+def test_main_verify_altered_artifact_is_one_line(
+    layers: Layers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An artifact that is not as published is refused by file, whatever its path looks like."""
+    copy = tmp_path / "tiny [bold]" / "[/x]"
+    shutil.copytree(layers.artifact("tiny"), copy)
+    (copy / "layer.weights").write_bytes(bytes(1152))
+
+    status = _run("verify", copy)
+
+    out, err = capsys.readouterr()
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1] == (
+        f"error: {copy}/layer.weights: its SHA-256 is not the one in manifest.json"
+    )
+
+
+def test_main_verify_missing_artifact_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt path is no traceback."""
+    status = _run("verify", tmp_path / "mha" / "1")
+
+    assert status == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: {tmp_path}/mha/1/manifest.json: No such file or directory"
+    )
+
+
+def test_command_publishes_a_saved_layer_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """A state dict and its number of heads are enough, and the table survives a plain terminal."""
+    file, repository = tmp_path / "layer.safetensors", tmp_path / "repository"
+    save_file(nn.MultiheadAttention(4, 2).state_dict(), file)
+    process = _start(
+        *("--name", "mine", "--from-torch", file, "--num-heads", 2),
+        HEADWISE_REPOSITORY=str(repository),
+        PYTHONIOENCODING="ascii",
+    )
+
+    out, err = process.communicate(timeout=END_LIMIT_S)
+
+    artifact = read_artifact(repository / "mine" / "1")
+    assert process.returncode == 0, err
+    assert f"published {repository}/mine/1 (0.0 MB)\n" in out
+    assert artifact.manifest.source == {"kind": "torch", "file": "layer.safetensors"}
+    assert "Traceback" not in err
+    assert "Warning" not in err
+
+
+def test_command_refused_ends_with_status_1_and_one_line(tmp_path: Path) -> None:
+    """A script can rely on status and standard error."""
+    process = _start("--name", "x", "--from-torch", tmp_path / "none.pt", "--num-heads", 2)
+
+    out, err = process.communicate(timeout=END_LIMIT_S)
+
+    assert process.returncode == 1
+    assert (out, err) == ("", f"error: {tmp_path}/none.pt: no such file\n")
+
+
+def test_command_interrupted_publishes_nothing(tmp_path: Path) -> None:
+    """Ctrl-C amid the proof is one line, and nothing is left behind."""
+    # Wide enough that the proof has long not ended when its first files are seen.
+    process = _start(
+        "--name", "wide", "--embed-dim", 512, "--num-heads", 8, "--repository", tmp_path
+    )
+    until(lambda: process.poll() is not None or any(tmp_path.glob(".staging-*/layer.weights")))
+
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=END_LIMIT_S)
+
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == "error: interrupted; nothing was published"
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())

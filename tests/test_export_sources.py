@@ -1,0 +1,817 @@
+"""Where weights come from: every form is read right, everything else is refused by name."""
+
+import json
+import pickle
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save, save_file
+from torch import Tensor, nn
+
+from export.sources import Source, SourceInvalid, from_hf, from_state, from_torch, random_layer
+
+pytestmark = pytest.mark.torch
+
+SEED = 5
+"""Any: every rule here holds for all weights."""
+
+TOLERANCE = 1e-5
+"""The contract's promise for FP32."""
+
+EMBED_DIM, HEADS, MEMORY_DIM = 8, 2, 6
+
+State = dict[str, Any]
+
+
+def _module(**options: Any) -> nn.MultiheadAttention:
+    """Return PyTorch's own layer with random weights; biases, which start at 0, too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        module = nn.MultiheadAttention(EMBED_DIM, HEADS, batch_first=True, **options)
+        for name, parameter in module.named_parameters():
+            if name.endswith("bias"):
+                nn.init.normal_(parameter)
+    return module.eval()
+
+
+def _separate(state: State) -> State:
+    """Return a packed state with a projection each for queries, keys and values."""
+    query, key, value = state["in_proj_weight"].chunk(3)
+    rest = {name: tensor for name, tensor in state.items() if name != "in_proj_weight"}
+    separate = {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
+    return rest | {name: tensor.clone() for name, tensor in separate.items()}
+
+
+def _assert_answers_as(source: Source, module: nn.MultiheadAttention) -> None:
+    """Return when our layer and the source's reference answer as this module does."""
+    random = torch.Generator().manual_seed(SEED)
+    query = torch.randn(2, 5, module.embed_dim, generator=random)
+    memory = None
+    if source.config.memory_dim is not None:
+        memory = torch.randn(2, 4, source.config.memory_dim, generator=random)
+    keys = query if memory is None else memory
+    with torch.no_grad():
+        expected = module(query, keys, keys, average_attn_weights=False)
+        ours = source.layer(query, memory)
+        reference = source.reference(query, keys, keys, average_attn_weights=False)
+    for found in (ours, reference):
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)
+
+
+def _tensors(source: Source) -> dict[str, Tensor]:
+    return dict(source.layer.state_dict())
+
+
+def test_random_layer_same_seed_gives_the_same_weights() -> None:
+    """A seed is all that is needed to make a layer again."""
+    first, second = random_layer(8, 2, seed=SEED), random_layer(8, 2, seed=SEED)
+
+    assert all(torch.equal(a, _tensors(second)[name]) for name, a in _tensors(first).items())
+    assert first.origin == {"kind": "random", "seed": SEED}
+
+
+def test_random_layer_weights_are_those_pytorch_draws() -> None:
+    """Whoever knows the seed can make the same layer with PyTorch alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        expected = nn.MultiheadAttention(EMBED_DIM, HEADS).in_proj_weight
+
+    source = random_layer(EMBED_DIM, HEADS, seed=SEED)
+
+    assert torch.equal(source.layer.query_key_value.weight, expected)
+
+
+def test_random_layer_other_seed_gives_other_weights() -> None:
+    """Every tensor depends on the seed, biases included."""
+    first, second = random_layer(8, 2, seed=SEED), random_layer(8, 2, seed=SEED + 1)
+
+    assert not any(torch.equal(a, _tensors(second)[name]) for name, a in _tensors(first).items())
+
+
+@pytest.mark.parametrize("memory_dim", [None, MEMORY_DIM, EMBED_DIM])
+@pytest.mark.parametrize("bias", [True, False])
+def test_random_layer_has_the_asked_shape(memory_dim: int | None, bias: bool) -> None:
+    """Width, heads, memory and bias are those that were asked for, in both layers."""
+    source = random_layer(EMBED_DIM, HEADS, seed=SEED, memory_dim=memory_dim, bias=bias)
+
+    config = source.config
+    assert (config.embed_dim, config.num_heads) == (EMBED_DIM, HEADS)
+    assert (config.memory_dim, config.bias) == (memory_dim, bias)
+    assert any(name.endswith("bias") for name in _tensors(source)) == bias
+    _assert_answers_as(source, source.reference)
+
+
+def test_random_layer_draws_biases() -> None:
+    """A bias of zeros could be left out by mistake without anyone seeing it."""
+    source = random_layer(8, 2, seed=SEED)
+
+    assert all(tensor.all() for name, tensor in _tensors(source).items() if name.endswith("bias"))
+
+
+def test_random_layer_leaves_the_global_generator_untouched() -> None:
+    """What a caller draws next does not depend on us."""
+    before = torch.get_rng_state()
+
+    random_layer(8, 2, seed=SEED)
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_random_layer_is_in_eval_mode() -> None:
+    """A source is ready for export."""
+    source = random_layer(8, 2, seed=SEED)
+
+    assert not source.layer.training
+    assert not source.reference.training
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**64 - 1])
+def test_random_layer_takes_every_seed_of_64_bits(seed: int) -> None:
+    """The bounds are PyTorch's own."""
+    assert random_layer(4, 1, seed=seed).origin["seed"] == seed
+
+
+@pytest.mark.parametrize(
+    ("embed_dim", "num_heads", "seed", "memory_dim", "message"),
+    [
+        (8, 3, 0, None, "embed_dim: expected a multiple of num_heads 3, got 8"),
+        (8, 0, 0, None, "embed_dim and num_heads: expected positive integers, got 8 and 0"),
+        (0, 2, 0, None, "embed_dim and num_heads: expected positive integers, got 0 and 2"),
+        (8, 2, 0, 0, "memory_dim: expected a positive integer, got 0"),
+        (8, 2, 2**64, None, "seed: expected a number of 64 bits, got 18446744073709551616"),
+        (8, 2, -(2**63) - 1, None, "seed: expected a number of 64 bits, got -9223372036854775809"),
+    ],
+)
+def test_random_layer_impossible_shape_is_refused(
+    embed_dim: int, num_heads: int, seed: int, memory_dim: int | None, message: str
+) -> None:
+    """The message names the number that is wrong."""
+    with pytest.raises(SourceInvalid) as caught:
+        random_layer(embed_dim, num_heads, seed=seed, memory_dim=memory_dim)
+
+    assert str(caught.value) == message
+
+
+MODULES: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "packed without bias": {"bias": False},
+    "separate": {"kdim": MEMORY_DIM, "vdim": MEMORY_DIM},
+    "separate without bias": {"kdim": MEMORY_DIM, "vdim": MEMORY_DIM, "bias": False},
+}
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".safetensors"])
+@pytest.mark.parametrize("options", MODULES.values(), ids=MODULES)
+def test_from_torch_saved_layer_answers_as_itself(
+    options: dict[str, Any], suffix: str, tmp_path: Path
+) -> None:
+    """A state dict of nn.MultiheadAttention is read whatever form and file it comes in."""
+    module, file = _module(**options), tmp_path / f"layer{suffix}"
+    if suffix == ".safetensors":
+        save_file(module.state_dict(), file)
+    else:
+        torch.save(module.state_dict(), file)
+
+    source = from_torch(file, HEADS)
+
+    _assert_answers_as(source, module)
+    assert source.config.memory_dim == options.get("kdim")
+    assert source.config.bias == options.get("bias", True)
+    assert source.origin == {"kind": "torch", "file": f"layer{suffix}"}
+
+
+def test_from_torch_reads_files_of_old_versions(tmp_path: Path) -> None:
+    """What PyTorch wrote before it wrote archives is read as well."""
+    module, file = _module(), tmp_path / "layer.pt"
+    torch.save(module.state_dict(), file, _use_new_zipfile_serialization=False)
+
+    source = from_torch(file, HEADS)
+
+    _assert_answers_as(source, module)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_from_state_separate_projections_of_equal_width_are_cross_attention(bias: bool) -> None:
+    """Who gives keys a projection of their own means a memory, though PyTorch would pack them."""
+    module = _module(bias=bias)
+
+    source = from_state(_separate(module.state_dict()), HEADS, origin={})
+
+    assert source.config.memory_dim == EMBED_DIM
+    assert "in_proj_weight" in source.reference.state_dict()
+    _assert_answers_as(source, module)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_from_torch_other_precision_becomes_fp32(
+    dtype: torch.dtype, suffix: str, tmp_path: Path
+) -> None:
+    """Weights are served in FP32, each the nearest to what was saved."""
+    module, file = _module().to(dtype), tmp_path / f"layer{suffix}"
+    if suffix == ".safetensors":
+        save_file(module.state_dict(), file)
+    else:
+        torch.save(module.state_dict(), file)
+
+    source = from_torch(file, HEADS)
+
+    assert {tensor.dtype for tensor in _tensors(source).values()} == {torch.float32}
+    _assert_answers_as(source, module.float())
+
+
+def test_from_torch_layer_in_training_mode_answers_without_dropout(tmp_path: Path) -> None:
+    """A layer saved amid training is exported as it would be used."""
+    module, file = _module(dropout=0.5).train(), tmp_path / "layer.pt"
+    torch.save(module.state_dict(), file)
+
+    source = from_torch(file, HEADS)
+
+    assert not source.layer.training
+    _assert_answers_as(source, module.eval())
+
+
+def test_from_state_keeps_its_own_copy() -> None:
+    """What happens to a caller's tensors afterwards changes nothing."""
+    state = _module().state_dict()
+    source = from_state(state, HEADS, origin={})
+    before = source.layer.query_key_value.weight.clone()
+
+    state["in_proj_weight"].zero_()
+
+    assert torch.equal(source.layer.query_key_value.weight, before)
+
+
+def _with(**changes: Any) -> State:
+    """Return a good packed state with changes; None takes a key away, `__` stands for a dot."""
+    state = dict(_module().state_dict())
+    for name, value in changes.items():
+        if value is None:
+            del state[name.replace("__", ".")]
+        else:
+            state[name.replace("__", ".")] = value
+    return state
+
+
+def _cross(query: Tensor, key: Tensor, value: Tensor) -> State:
+    """Return a state with these separate projections."""
+    return _with(in_proj_weight=None, q_proj_weight=query, k_proj_weight=key, v_proj_weight=value)
+
+
+ANY = torch.zeros
+STATES: dict[str, tuple[Callable[[], State], str]] = {
+    "two widths of memory": (
+        lambda: _module(kdim=6, vdim=7).state_dict(),
+        "state dict: expected kdim = vdim (one memory is the source of keys and values),"
+        " got kdim 6 and vdim 7",
+    ),
+    "bias_kv": (
+        lambda: _module(add_bias_kv=True).state_dict(),
+        "state dict: add_bias_kv (bias_k, bias_v) is not supported",
+    ),
+    "a whole encoder layer": (
+        lambda: {f"self_attn.{name}": tensor for name, tensor in _with().items()},
+        "state dict: expected the keys of one nn.MultiheadAttention,"
+        " got also 'self_attn.in_proj_bias'",
+    ),
+    "a key that is no text": (
+        lambda: {**_with(), 7: ANY(1)},  # type: ignore[dict-item]
+        "state dict: expected the keys of one nn.MultiheadAttention, got also '7'",
+    ),
+    "nothing": (dict, "state dict: out_proj.weight is missing"),
+    "no output matrix": (
+        lambda: _with(out_proj__weight=None),
+        "state dict: out_proj.weight is missing",
+    ),
+    "no projection": (
+        lambda: _with(in_proj_weight=None),
+        "state dict: expected in_proj_weight or k_proj_weight, got neither",
+    ),
+    "no value projection": (
+        lambda: _with(in_proj_weight=None, q_proj_weight=ANY(8, 8), k_proj_weight=ANY(8, 8)),
+        "state dict: expected in_proj_weight or v_proj_weight, got neither",
+    ),
+    "packed and separate": (
+        lambda: _with(q_proj_weight=ANY(8, 8)),
+        "state dict: expected one nn.MultiheadAttention: Unexpected key(s) in state_dict:"
+        ' "q_proj_weight".',
+    ),
+    "input bias alone": (
+        lambda: _with(out_proj__bias=None),
+        "state dict: expected in_proj_bias and out_proj.bias, or neither",
+    ),
+    "output bias alone": (
+        lambda: _with(in_proj_bias=None),
+        "state dict: expected in_proj_bias and out_proj.bias, or neither",
+    ),
+    "NaN": (
+        lambda: _with(out_proj__weight=torch.full((8, 8), torch.nan)),
+        "state dict: out_proj.weight: expected finite FP32 numbers, got NaN or infinity",
+    ),
+    "infinity": (
+        lambda: _with(in_proj_bias=torch.full((24,), -torch.inf)),
+        "state dict: in_proj_bias: expected finite FP32 numbers, got NaN or infinity",
+    ),
+    "beyond FP32": (
+        lambda: _with(out_proj__bias=torch.full((8,), 1e39, dtype=torch.float64)),
+        "state dict: out_proj.bias: expected finite FP32 numbers, got NaN or infinity",
+    ),
+    "integers": (
+        lambda: _with(in_proj_weight=ANY(24, 8, dtype=torch.int64)),
+        "state dict: in_proj_weight: expected a floating-point tensor",
+    ),
+    "a list": (
+        lambda: _with(out_proj__bias=[0.0] * 8),
+        "state dict: out_proj.bias: expected a floating-point tensor",
+    ),
+    "a sparse tensor": (
+        lambda: _with(out_proj__weight=torch.eye(8).to_sparse()),
+        "state dict: out_proj.weight: expected a dense tensor with its numbers",
+    ),
+    "a tensor without numbers": (
+        lambda: _with(out_proj__weight=torch.empty(8, 8, device="meta")),
+        "state dict: out_proj.weight: expected a dense tensor with its numbers",
+    ),
+    "a scalar for a matrix": (
+        lambda: _with(out_proj__weight=torch.tensor(1.0)),
+        "state dict: out_proj.weight: expected a matrix, got shape []",
+    ),
+    "a scalar for a projection": (
+        lambda: _cross(ANY(8, 8), torch.tensor(1.0), ANY(8, 8)),
+        "state dict: k_proj_weight: expected a matrix, got shape []",
+    ),
+    "a matrix for a vector": (
+        lambda: _with(out_proj__bias=ANY(8, 1)),
+        "state dict: out_proj.bias: expected a vector, got shape [8, 1]",
+    ),
+    "output matrix not square": (
+        lambda: _with(out_proj__weight=ANY(8, 4)),
+        "state dict: out_proj.weight: expected shape [8, 8], got [8, 4]",
+    ),
+    "packed matrix of two parts": (
+        lambda: _with(in_proj_weight=ANY(16, 8)),
+        "state dict: in_proj_weight: expected shape [24, 8], got [16, 8]",
+    ),
+    "short bias": (
+        lambda: _with(in_proj_bias=ANY(8)),
+        "state dict: in_proj_bias: expected shape [24], got [8]",
+    ),
+    "query over the memory": (
+        lambda: _cross(ANY(8, 6), ANY(8, 6), ANY(8, 6)),
+        "state dict: q_proj_weight: expected shape [8, 8], got [8, 6]",
+    ),
+    "key of half the heads": (
+        lambda: _cross(ANY(8, 8), ANY(4, 8), ANY(12, 8)),
+        "state dict: k_proj_weight: expected shape [8, 8], got [4, 8]",
+    ),
+    "memory of width 0": (
+        lambda: _cross(ANY(8, 8), ANY(8, 0), ANY(8, 0)),
+        "memory_dim: expected a positive integer, got 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), STATES.values(), ids=STATES)
+def test_from_state_what_is_no_attention_layer_is_refused(
+    make: Callable[[], State], message: str
+) -> None:
+    """The message names the tensor, what was expected and what came."""
+    state = make()
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_state(state, HEADS, origin={})
+
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "message"),
+    [
+        (3, "embed_dim: expected a multiple of num_heads 3, got 8"),
+        (0, "embed_dim and num_heads: expected positive integers, got 8 and 0"),
+    ],
+)
+def test_from_torch_wrong_number_of_heads_is_refused(
+    num_heads: int, message: str, tmp_path: Path
+) -> None:
+    """A state dict does not say how many heads it has, but it must divide by them."""
+    file = tmp_path / "layer.pt"
+    torch.save(_module().state_dict(), file)
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(file, num_heads)
+
+    assert str(caught.value) == message
+
+
+def _saved(value: object, file: Path, **options: Any) -> bytes:
+    torch.save(value, file, **options)
+    return file.read_bytes()
+
+
+FILES: dict[str, tuple[str, Callable[[Path], bytes], str]] = {
+    "a module": (
+        ".pt",
+        lambda file: _saved(_module(), file),
+        "expected a file of weights only: UnpicklingError: Weights only load failed",
+    ),
+    "another object": (
+        ".pt",
+        lambda file: _saved({"out_proj.weight": date(2026, 1, 1)}, file),
+        "expected a file of weights only: UnpicklingError: Weights only load failed",
+    ),
+    "a plain pickle": (
+        ".pt",
+        lambda file: pickle.dumps(date(2026, 1, 1)),
+        "expected a file of weights only: UnpicklingError: Weights only load failed",
+    ),
+    "a tensor": (
+        ".pt",
+        lambda file: _saved(torch.zeros(3), file),
+        "expected a state dict, got Tensor",
+    ),
+    "a list": (".pt", lambda file: _saved([1.0], file), "expected a state dict, got list"),
+    "an empty file": (
+        ".pt",
+        lambda file: b"",
+        "expected a file of weights only: EOFError",
+    ),
+    "half a file": (
+        ".pt",
+        lambda file: (whole := _saved(_module().state_dict(), file))[: len(whole) // 2],
+        "expected a file of weights only: RuntimeError: PytorchStreamReader failed reading zip"
+        " archive: failed finding central directory",
+    ),
+    "text": (
+        ".pt",
+        lambda file: b"hello, this is no file of weights\n",
+        "expected a file of weights only: ",
+    ),
+    "an empty safetensors file": (
+        ".safetensors",
+        lambda file: b"",
+        "expected a file of weights only: SafetensorError: Error while deserializing header:"
+        " header too small",
+    ),
+    "half a safetensors file": (
+        ".safetensors",
+        lambda file: (whole := save(_module().state_dict()))[: len(whole) // 2],
+        "expected a file of weights only: SafetensorError: Error while deserializing header:"
+        " incomplete metadata, file not fully covered",
+    ),
+    "text named safetensors": (
+        ".safetensors",
+        lambda file: b"hello, this is no file of weights\n",
+        "expected a file of weights only: SafetensorError: Error while deserializing header:"
+        " header too large",
+    ),
+    "a pickle named safetensors": (
+        ".safetensors",
+        lambda file: _saved(_module().state_dict(), file),
+        "expected a file of weights only: SafetensorError: Error while deserializing header:"
+        " header too large",
+    ),
+}
+
+
+@pytest.mark.parametrize(("suffix", "make", "message"), FILES.values(), ids=FILES)
+def test_from_torch_what_is_no_file_of_weights_is_refused(
+    suffix: str, make: Callable[[Path], bytes], message: str, tmp_path: Path
+) -> None:
+    """Nothing but tensors is ever loaded; the message is one line and names the file."""
+    file = tmp_path / f"layer{suffix}"
+    file.write_bytes(make(file))
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(file, HEADS)
+
+    assert str(caught.value).startswith(f"{file}: {message}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_from_torch_missing_file_is_refused(suffix: str, tmp_path: Path) -> None:
+    """The message names the file."""
+    file = tmp_path / f"layer{suffix}"
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(file, HEADS)
+
+    assert str(caught.value) == f"{file}: no such file"
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_from_torch_directory_is_refused(suffix: str, tmp_path: Path) -> None:
+    """A directory is no file of weights."""
+    directory = tmp_path / f"layer{suffix}"
+    directory.mkdir()
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(directory, HEADS)
+
+    assert str(caught.value).startswith(f"{directory}: expected a file of weights only: ")
+
+
+@given(
+    suffix=st.sampled_from([".pt", ".legacy.pt", ".safetensors"]),
+    changes=st.dictionaries(st.integers(0, 600), st.integers(0, 255), min_size=1, max_size=4),
+    length=st.integers(0, 4000),
+)
+@settings(
+    deadline=None,
+    derandomize=True,
+    # One file is written over and over, which is what is wanted.
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_from_torch_damaged_file_is_read_or_refused(
+    suffix: str, changes: dict[int, int], length: int, tmp_path: Path
+) -> None:
+    """Whatever bytes a file holds, it is a layer or a refusal of one line, never another error."""
+    file, state = tmp_path / f"layer{suffix}", _module().state_dict()
+    is_legacy = ".legacy" in suffix
+    whole = (
+        save(state)
+        if suffix == ".safetensors"
+        else _saved(state, file, _use_new_zipfile_serialization=not is_legacy)
+    )
+    damaged = bytearray(whole)
+    for place, byte in changes.items():
+        damaged[place] = byte
+    file.write_bytes(damaged[:length] if length < len(damaged) else damaged)
+
+    try:
+        outcome = from_torch(file, HEADS).config.embed_dim
+    except SourceInvalid as error:
+        outcome = len(str(error).splitlines())
+
+    assert outcome in (EMBED_DIM, 1)
+
+
+LAYERS = 12
+"""As many as BERT-base has: layer 1 can be taken for layer 11, and 10 for 1."""
+
+BERT = {
+    "model_type": "bert",
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "position_embedding_type": "absolute",
+}
+
+
+def _checkpoint(
+    directory: Path,
+    *,
+    prefix: str = "bert.",
+    config: object = BERT,
+    changes: dict[str, Tensor | None] | None = None,
+) -> dict[str, Tensor]:
+    """Write a checkpoint of small random layers; return its tensors."""
+    random = torch.Generator().manual_seed(SEED)
+    tensors = {f"{prefix}embeddings.word_embeddings.weight": torch.zeros(4, EMBED_DIM)}
+    for layer in range(LAYERS):
+        start = f"{prefix}encoder.layer.{layer}"
+        for part in ("attention.self.query", "attention.self.key", "attention.self.value"):
+            tensors[f"{start}.{part}.weight"] = torch.randn(8, 8, generator=random)
+            tensors[f"{start}.{part}.bias"] = torch.randn(8, generator=random)
+        for part in ("attention.output.dense", "intermediate.dense", "crossattention.self.query"):
+            tensors[f"{start}.{part}.weight"] = torch.randn(8, 8, generator=random)
+            tensors[f"{start}.{part}.bias"] = torch.randn(8, generator=random)
+        tensors[f"{start}.attention.output.LayerNorm.weight"] = torch.randn(8, generator=random)
+    for name, tensor in (changes or {}).items():
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "model.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("layer", [0, 1, 10, 11])
+@pytest.mark.parametrize("prefix", ["bert.", "", "roberta."])
+def test_from_hf_takes_exactly_the_asked_layer(prefix: str, layer: int, tmp_path: Path) -> None:
+    """Layer 1 is not layer 11, whatever the checkpoint calls its encoder."""
+    tensors = _checkpoint(tmp_path / "checkpoint", prefix=prefix)
+
+    source = from_hf(tmp_path / "checkpoint", layer)
+
+    state, start = source.reference.state_dict(), f"{prefix}encoder.layer.{layer}.attention"
+    parts = [f"{start}.self.{name}" for name in ("query", "key", "value")]
+    for kind in ("weight", "bias"):
+        expected = torch.cat([tensors[f"{part}.{kind}"] for part in parts])
+        assert torch.equal(state[f"in_proj_{kind}"], expected)
+        assert torch.equal(state[f"out_proj.{kind}"], tensors[f"{start}.output.dense.{kind}"])
+    assert source.config.num_heads == HEADS
+    assert source.origin == {"kind": "hf", "checkpoint": "checkpoint", "layer": layer}
+
+
+def test_from_hf_layer_answers_as_pytorchs_own(tmp_path: Path) -> None:
+    """The parts of a checkpoint's layer come together as one attention layer."""
+    _checkpoint(tmp_path)
+
+    source = from_hf(tmp_path, 3)
+
+    _assert_answers_as(source, source.reference)
+
+
+def test_from_hf_half_precision_becomes_fp32(tmp_path: Path) -> None:
+    """Checkpoints are often saved in FP16."""
+    name = "bert.encoder.layer.2.attention.self.key.weight"
+    half = torch.full((8, 8), 0.1, dtype=torch.float16)
+    _checkpoint(tmp_path, changes={name: half})
+
+    source = from_hf(tmp_path, 2)
+
+    weight = source.layer.query_key_value.weight[8:16]
+    assert torch.equal(weight, half.float())
+
+
+def test_from_hf_records_the_checkpoints_own_name(tmp_path: Path) -> None:
+    """A manifest says where its weights came from as their author would."""
+    _checkpoint(tmp_path, config=BERT | {"_name_or_path": "author/model"})
+
+    source = from_hf(tmp_path, 0)
+
+    assert source.origin["checkpoint"] == "author/model"
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert", "electra"])
+def test_from_hf_reads_every_family_of_this_layout(family: str, tmp_path: Path) -> None:
+    """Without a word on positions they are absolute."""
+    config = {name: value for name, value in BERT.items() if name != "position_embedding_type"}
+    _checkpoint(tmp_path, config=config | {"model_type": family})
+
+    source = from_hf(tmp_path, 0)
+
+    assert source.config.embed_dim == EMBED_DIM
+
+
+@pytest.mark.parametrize("layer", [-1, LAYERS])
+def test_from_hf_layer_out_of_range_is_refused(layer: int, tmp_path: Path) -> None:
+    """The message says which layers there are."""
+    _checkpoint(tmp_path)
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_hf(tmp_path, layer)
+
+    assert str(caught.value) == f"layer: expected 0 to 11, got {layer}"
+
+
+FAMILIES = "bert, camembert, electra, roberta, xlm-roberta"
+
+CONFIGS: dict[str, tuple[object, str]] = {
+    "another architecture": (
+        BERT | {"model_type": "gpt2"},
+        f"model_type: expected one of {FAMILIES}, got 'gpt2'",
+    ),
+    "no architecture": ({}, f"model_type: expected one of {FAMILIES}, got None"),
+    "a list of architectures": (
+        BERT | {"model_type": ["bert"]},
+        f"model_type: expected one of {FAMILIES}, got ['bert']",
+    ),
+    "relative positions": (
+        BERT | {"position_embedding_type": "relative_key_query"},
+        "position_embedding_type: expected absolute, got 'relative_key_query'",
+    ),
+    "no number of layers": (
+        {"model_type": "bert", "num_attention_heads": 2},
+        "num_hidden_layers: expected an integer, got None",
+    ),
+    "heads in words": (
+        BERT | {"num_attention_heads": "two"},
+        "num_attention_heads: expected an integer, got 'two'",
+    ),
+    "heads true": (
+        BERT | {"num_attention_heads": True},
+        "num_attention_heads: expected an integer, got True",
+    ),
+    "a list": ([], "expected a JSON object, got list"),
+}
+
+
+@pytest.mark.parametrize(("config", "message"), CONFIGS.values(), ids=CONFIGS)
+def test_from_hf_other_configuration_is_refused(
+    config: object, message: str, tmp_path: Path
+) -> None:
+    """The message names the file, the key, what was expected and what came."""
+    _checkpoint(tmp_path, config=config)
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_hf(tmp_path, 0)
+
+    assert str(caught.value) == f"{tmp_path / 'config.json'}: {message}"
+
+
+def test_from_hf_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    """A configuration of another checkpoint does not pass."""
+    _checkpoint(tmp_path, config=BERT | {"num_attention_heads": 3})
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_hf(tmp_path, 0)
+
+    assert str(caught.value) == "embed_dim: expected a multiple of num_heads 3, got 8"
+
+
+def test_from_hf_configuration_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    """The message says where the text goes wrong."""
+    _checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_hf(tmp_path, 0)
+
+    assert str(caught.value).startswith(f"{tmp_path / 'config.json'}: expected JSON: ")
+
+
+def test_from_hf_missing_configuration_is_refused(tmp_path: Path) -> None:
+    """A file instead of the directory, or a wrong directory, is told at once."""
+    with pytest.raises(SourceInvalid) as caught:
+        from_hf(tmp_path, 0)
+
+    file = tmp_path / "config.json"
+    assert str(caught.value) == f"{file}: no such file; expected a checkpoint directory"
+
+
+def test_from_hf_missing_weights_are_refused(tmp_path: Path) -> None:
+    """Other forms of weights are not read, and the message says which is."""
+    _checkpoint(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.unlink()
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_hf(tmp_path, 0)
+
+    assert str(caught.value) == f"{file}: no such file; expected safetensors weights"
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "directory"])
+def test_from_hf_weights_that_are_no_safetensors_are_refused(damage: str, tmp_path: Path) -> None:
+    """The message names the file."""
+    _checkpoint(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.unlink()
+    if damage == "directory":
+        file.mkdir()
+    else:
+        file.write_bytes(b"" if damage == "empty" else b"no weights at all, but text\n")
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_hf(tmp_path, 0)
+
+    assert str(caught.value).startswith(f"{file}: expected safetensors: ")
+
+
+KEY = "bert.encoder.layer.4.attention.self.key"
+
+HF_TENSORS: dict[str, tuple[dict[str, Tensor | None], str]] = {
+    "missing": (
+        {f"{KEY}.bias": None},
+        "{file}: expected a tensor …encoder.layer.4.attention.self.key.bias",
+    ),
+    "of half the heads": (
+        {f"{KEY}.weight": torch.zeros(4, 8)},
+        "layer 4: self.key.weight: expected shape [8, 8], got [4, 8]",
+    ),
+    "over another width": (
+        {f"{KEY}.weight": torch.zeros(8, 4)},
+        "layer 4: self.key.weight: expected shape [8, 8], got [8, 4]",
+    ),
+    "a scalar": (
+        {f"{KEY}.bias": torch.tensor(1.0)},
+        "layer 4: self.key.bias: expected shape [8], got []",
+    ),
+    "not finite": (
+        {f"{KEY}.bias": torch.full((8,), torch.nan)},
+        "state dict: in_proj_bias: expected finite FP32 numbers, got NaN or infinity",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), HF_TENSORS.values(), ids=HF_TENSORS)
+def test_from_hf_wrong_tensor_is_refused(
+    changes: dict[str, Tensor | None], message: str, tmp_path: Path
+) -> None:
+    """The message names the tensor, what was expected and what came."""
+    _checkpoint(tmp_path, changes=changes)
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_hf(tmp_path, 4)
+
+    assert str(caught.value) == message.format(file=tmp_path / "model.safetensors")
+
+
+def test_from_hf_damaged_layer_does_not_spoil_the_others(tmp_path: Path) -> None:
+    """Only the asked layer is read."""
+    _checkpoint(tmp_path, changes={f"{KEY}.bias": None})
+
+    source = from_hf(tmp_path, 5)
+
+    assert source.origin["layer"] == 5

@@ -1,0 +1,241 @@
+"""Joining calls: what may share a run, and that nobody's answer depends on it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.calls import Call, Inputs, Outputs
+from service.engine import OnnxEngine
+from service.joining import Group, RunLimits, joined_inputs, outputs_of, pieces_of
+from tests.layers import CONFIGS, Layers
+
+TOLERANCE = 1e-5
+"""Rule 2 of the contract, for FP32."""
+
+NO_LIMITS = RunLimits(10**9, 10**9, 0.999)
+
+many = settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def uniform(rows: int, length: int, **options: Any) -> Call:
+    """Return a call of equal lengths, of width 1."""
+    return Call(Inputs(np.ones((rows, length, 1), np.float32)), **options)
+
+
+def ragged(*lengths: int, **options: Any) -> Call:
+    """Return a call of these lengths, of width 1."""
+    block = np.zeros((len(lengths), max(lengths), 1), np.float32)
+    return Call(Inputs(block), lengths=np.array(lengths), **options)
+
+
+def test_pieces_of_a_call_that_fits_is_the_call_itself() -> None:
+    """The common case costs nothing."""
+    call = uniform(4, 8)
+
+    [piece] = pieces_of(call, RunLimits(32, 256, 0.25))
+
+    assert piece.is_whole
+    assert joined_inputs(Group.of(piece)) is call.inputs
+
+
+@pytest.mark.parametrize(
+    ("limits", "counts"),
+    [
+        (RunLimits(16, 10**9, 0.25), [2, 2, 1]),
+        (RunLimits(10**9, 64 * 3, 0.25), [3, 2]),
+        (RunLimits(1, 1, 0.25), [1] * 5),
+    ],
+    ids=["tokens", "cells", "a row is never split"],
+)
+def test_pieces_of_a_large_call_fit_the_limits(limits: RunLimits, counts: list[int]) -> None:
+    """Memory is bounded by the run, not by the call."""
+    pieces = pieces_of(uniform(5, 8), limits)
+
+    assert [piece.count for piece in pieces] == counts
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    max_tokens=st.integers(1, 200),
+    max_waste=st.sampled_from([0.0, 0.1, 0.25, 0.5]),
+)
+def test_pieces_of_mixed_lengths_take_each_row_once_within_the_waste(
+    lengths: list[int], max_tokens: int, max_waste: float
+) -> None:
+    """No row is lost or run twice, and padding stays below its share."""
+    limits = RunLimits(max_tokens, 10**9, max_waste)
+
+    pieces = pieces_of(ragged(*lengths), limits)
+
+    rows = [int(row) for piece in pieces for row in np.arange(len(lengths))[piece.rows]]
+    assert sorted(rows) == list(range(len(lengths)))
+    for piece in pieces:
+        assert piece.tokens == 2 * sum(np.array(lengths)[piece.rows])
+        assert piece.count == 1 or Group.of(piece).fits(limits)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "fits"),
+    [
+        (uniform(2, 8), uniform(1, 8), True),
+        (uniform(2, 8), uniform(3, 8), False),
+        (uniform(1, 8), uniform(1, 4), True),
+        (uniform(1, 8), uniform(1, 2), False),
+        (uniform(1, 8), uniform(1, 8, weights=True), False),
+        (uniform(1, 8), ragged(7, 8), True),
+    ],
+    ids=["equal", "too many tokens", "25 % padding", "37 % padding", "weights", "mixed"],
+)
+def test_joined_only_what_fits_and_costs_the_others_nothing(
+    first: Call, second: Call, fits: bool
+) -> None:
+    """The share of padding, the cost of a run and the kind of call all count."""
+    limits = RunLimits(32, 10**9, 0.25)
+    [one], [two] = pieces_of(first, limits), pieces_of(second, limits)
+
+    assert (Group.of(one).joined(two, limits) is not None) is fits
+
+
+def test_joined_masks_of_each_head_keep_to_themselves() -> None:
+    """A mask a head costs every row of a run H times the memory."""
+    mask = np.ones((1, 3, 2, 2), bool)
+    own = Call(Inputs(np.ones((1, 2, 1), np.float32), pair_mask=mask))
+    [one], [two] = pieces_of(uniform(1, 2), NO_LIMITS), pieces_of(own, NO_LIMITS)
+
+    assert Group.of(one).joined(two, NO_LIMITS) is None
+
+
+def test_joined_inputs_of_equal_calls_without_masks_have_no_mask() -> None:
+    """Equal lengths stay on the cheaper path."""
+    group = Group.of(pieces_of(uniform(1, 2), NO_LIMITS)[0])
+    group = group + Group.of(pieces_of(uniform(2, 2), NO_LIMITS)[0])
+
+    inputs = joined_inputs(group)
+
+    assert inputs.embeddings.shape == (3, 2, 1)
+    assert (inputs.attend_mask, inputs.pair_mask, inputs.head_mask) == (None, None, None)
+
+
+@st.composite
+def calls(draw: st.DrawFn, model: str) -> Call:
+    """Draw a call with any options; some hold NaN or huge values."""
+    layer = CONFIGS[model]
+    rows, length = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    keys = draw(st.integers(1, 6)) if layer.is_cross else length
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+
+    def maybe(value: Any) -> Any:
+        return value if draw(st.booleans()) else None
+
+    lengths = maybe(random.integers(1, length + 1, rows))
+    memory_lengths = maybe(random.integers(1, keys + 1, rows)) if layer.is_cross else None
+    embeddings = random.standard_normal((rows, length, layer.embed_dim)).astype(np.float32)
+    match draw(st.sampled_from(["plain", "plain", "nan", "huge", "infinite"])):
+        case "nan":
+            embeddings[0, 0] = np.nan
+        case "huge":
+            embeddings[-1] *= 1e30
+        case "infinite":
+            embeddings[0, -1, 0] = np.inf
+    memory = None
+    if layer.memory_dim is not None:
+        memory = random.standard_normal((rows, keys, layer.memory_dim)).astype(np.float32)
+    for block, own in ((embeddings, lengths), (memory, memory_lengths)):
+        if block is not None and own is not None:
+            block[np.arange(block.shape[1]) >= own[:, None]] = 0
+    shape = draw(st.sampled_from([(1, 1), (rows, 1), (rows, layer.num_heads)]))
+    factors = draw(st.sampled_from([(layer.num_heads,), (rows, layer.num_heads)]))
+    inputs = Inputs(
+        embeddings,
+        memory,
+        attend_mask=maybe(random.random((rows, keys)) < 0.7),
+        pair_mask=maybe(random.random((*shape, length, keys)) < 0.7),
+        head_mask=maybe(random.integers(0, 3, factors).astype(np.float32)),
+        causal=not layer.is_cross and draw(st.booleans()),
+    )
+    return Call(inputs, lengths, memory_lengths, weights=draw(st.booleans()))
+
+
+@pytest.fixture(scope="module")
+def engines(layers: Layers) -> dict[str, OnnxEngine]:
+    """Return the real engine of each layer."""
+    return {
+        name: OnnxEngine(layers.artifact(name) / "layer.onnx", config)
+        for name, config in CONFIGS.items()
+    }
+
+
+def run_alone(engine: OnnxEngine, call: Call) -> list[Outputs]:
+    """Return each row's answer, run alone at its own length."""
+    answers = []
+    for row in range(len(call.inputs.embeddings)):
+        length = None if call.lengths is None else int(call.lengths[row])
+        keys = None if call.key_lengths is None else int(call.key_lengths[row])
+        inputs = call.inputs
+        pair_mask = inputs.pair_mask
+        if pair_mask is not None:
+            pair_mask = pair_mask[row if len(pair_mask) > 1 else 0][None, :, :length, :keys]
+        head_mask = inputs.head_mask
+        if head_mask is not None and head_mask.ndim == 2:
+            head_mask = head_mask[[row]]
+        own = Inputs(
+            inputs.embeddings[[row], :length],
+            None if inputs.memory is None else inputs.memory[[row], :keys],
+            None if inputs.attend_mask is None else inputs.attend_mask[[row], :keys],
+            pair_mask,
+            head_mask,
+            inputs.causal,
+        )
+        answers.append(engine.run(own, weights=call.weights))
+    return answers
+
+
+def check_same(found: np.ndarray, wanted: np.ndarray) -> None:
+    """Assert rule 2; what is not finite alone is not finite together."""
+    assert found.shape == wanted.shape
+    finite = np.isfinite(wanted)
+    np.testing.assert_array_equal(np.isfinite(found), finite)
+    scale = max(1.0, float(np.abs(wanted[finite]).max(initial=0)))
+    np.testing.assert_allclose(found[finite], wanted[finite], atol=TOLERANCE * scale, rtol=0)
+
+
+@many
+@given(data=st.data())
+def test_joined_run_answers_every_call_as_if_alone(
+    data: st.DataObject, engines: dict[str, OnnxEngine]
+) -> None:
+    """Rule 2, over mixes of lengths, masks and options, with NaN and huge values beside."""
+    model = data.draw(st.sampled_from(sorted(CONFIGS)))
+    drawn = data.draw(st.lists(calls(model), min_size=2, max_size=5))
+    limits = RunLimits(data.draw(st.sampled_from([4, 16, 10**9])), 10**9, 0.9)
+    waiting = [piece for call in drawn for piece in pieces_of(call, limits)]
+
+    while waiting:
+        group = Group.of(waiting.pop(0))
+        for piece in list(waiting):
+            wider = group.joined(piece, limits)
+            if wider is not None:
+                group = wider
+                waiting.remove(piece)
+        outputs = engines[model].run(joined_inputs(group), weights=group.pieces[0].call.weights)
+        for piece, part in zip(group.pieces, outputs_of(group, outputs), strict=True):
+            alone = run_alone(engines[model], piece.call)
+            rows = np.arange(len(alone))[piece.rows]
+            for i, row in enumerate(rows):
+                wanted = alone[row]
+                length, keys = wanted.output.shape[1], None
+                check_same(part.output[i, :length], wanted.output[0])
+                if wanted.attention_weights is not None:
+                    assert part.attention_weights is not None
+                    keys = wanted.attention_weights.shape[-1]
+                    check_same(
+                        part.attention_weights[i, :, :length, :keys], wanted.attention_weights[0]
+                    )
