@@ -12,10 +12,11 @@ import uvicorn
 
 from service import __version__
 from service.app import create_app
-from service.batcher import Batcher
+from service.batcher import Batcher, QueueLimits
 from service.cpu import cpu_budget
 from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
+from service.joining import RunLimits
 from service.life import Life
 from service.logs import configure, event
 from service.metrics import Metrics
@@ -45,17 +46,16 @@ def _prepare(settings: Settings) -> "_Server":
 
     Raises:
         StartRefused: an artifact, the provider or the address is not to be had.
-
     """
     budget = cpu_budget(settings.threads)
     metrics = Metrics()
 
-    def batcher_of(engine: Engine) -> Batcher:
+    def batcher_of(name: str, engine: Engine) -> Batcher:
         return Batcher(
             engine,
-            max_queue_calls=settings.max_queue_calls,
-            timeout_s=settings.timeout_s,
-            on_queue=metrics.queue_calls.set,
+            QueueLimits(settings.max_queue_calls, settings.max_queue_tokens, settings.timeout_s),
+            RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.max_padding),
+            metrics.of_model(name),
         )
 
     models = load_models(
@@ -138,7 +138,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
     Raises:
         SettingsInvalid: the address is taken, not ours or not to be resolved.
-
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:

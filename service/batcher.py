@@ -1,216 +1,310 @@
 """
-Take admitted calls to the engine and bring each one's own answer back.
+Take admitted calls to the engine, many in one run, and bring each its own answer back.
 
-One worker thread runs the engine, one call at a time, the most urgent first;
-the event loop never computes.  A call whose sequences differ in length is
-padded for the run, the padding is hidden from every query, and the answer is
-cut back exactly.
+Calls that wait while the engine is busy are joined into its next run; there is
+no timer, so a lone call never waits.  One thread runs the engine and copies
+tensors; the event loop only decides who goes next.
 """
 
 import asyncio
-import heapq
 import itertools
+import math
 import time
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from service.engine import Bools, Engine, Floats, Inputs
+from service.calls import Answer, Call, Floats, Outputs, Run, Stages
+from service.engine import Engine, Stop
 from service.errors import DeadlineExceeded, Draining, QueueFull
+from service.joining import Group, Piece, RunLimits, joined_inputs, outputs_of, pieces_of
 
-Lengths = npt.NDArray[np.int64]
+MAX_RUNS_PASSED = 32
+"""After so many runs without it, a piece goes before every priority."""
+
+_SCANNED = 256
+"""Waiting pieces that are looked at for one run; more would cost more than they save."""
+
+Drop = Literal["queued", "running"]
 
 
 @dataclass(frozen=True)
-class Call:
-    """
-    One caller's batch.
+class QueueLimits:
+    """How much may wait, and for how long by default."""
 
-    Shapes:
-        lengths         [B], each sequence's true query length; None = all are S
-        memory_lengths  [B], each sequence's true key length; None = all are T
+    max_calls: int
+    max_tokens: int
+    """Queries and keys of all waiting calls."""
+    timeout_s: float
 
-    What lies beyond a true length is padding: any values, never seen by a query.
-    For self-attention `lengths` counts queries and keys alike.
-    """
 
-    inputs: Inputs
-    lengths: Lengths | None = None
-    memory_lengths: Lengths | None = None
-    weights: bool = False
-    priority: int = 0
-    """1 = highest; 0 = default, after all others."""
-    timeout_s: float | None = None
-    """None = the batcher's own default."""
+class Observer(Protocol):
+    """Is told what happens in the queue, on the event loop."""
+
+    def queue(self, calls: int, tokens: int) -> None:
+        """So many calls and tokens wait now."""
+        ...
+
+    def run(self, run: Run) -> None:
+        """The engine has run."""
+        ...
+
+    def dropped(self, where: Drop) -> None:
+        """A call's caller left, or its time limit passed, while it was there."""
+        ...
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A call that was let in and is not answered yet."""
+
+    call: Call
+    future: "asyncio.Future[Answer]"
+    tokens: int
+    queued_at: float
+    pieces_left: int
+    output: Floats | None = None
+    weights: Floats | None = None
+    started_at: float = 0.0
+    assembly_s: float = 0.0
+    compute_s: float = 0.0
 
     @property
-    def key_lengths(self) -> Lengths | None:
-        """[B], each sequence's true key length; None = all are T."""
-        return self.lengths if self.inputs.memory is None else self.memory_lengths
+    def is_left(self) -> bool:
+        """True when nobody waits for the answer any more."""
+        return self.future.done()
 
-
-@dataclass(frozen=True)
-class Answer:
-    """
-    The answer to one call; rows beyond a true length are padding of no meaning.
-
-    Shapes: as `engine.Outputs`; `lengths` and `key_lengths` as in the call.
-    """
-
-    output: Floats
-    attention_weights: Floats | None
-    lengths: Lengths | None
-    key_lengths: Lengths | None
-    queue_s: float
-    compute_s: float
-
-    def outputs(self) -> list[Floats]:
-        """Return each sequence's output [S_i, E]."""
-        return [
-            output if self.lengths is None else output[: self.lengths[i]]
-            for i, output in enumerate(self.output)
-        ]
-
-    def weights(self) -> list[Floats]:
-        """Return each sequence's weights [H, S_i, T_i]; none when they were not asked for."""
-        if self.attention_weights is None:
-            return []
-        return [
-            weights[
-                :,
-                slice(None if self.lengths is None else self.lengths[i]),
-                slice(None if self.key_lengths is None else self.key_lengths[i]),
-            ]
-            for i, weights in enumerate(self.attention_weights)
-        ]
+    def answer(self) -> Answer:
+        """Return the answer, once every piece is in it."""
+        if self.output is None:
+            raise ValueError("no piece of the answer is there")
+        return Answer(
+            self.output,
+            self.weights,
+            self.call.lengths,
+            self.call.key_lengths,
+            Stages(self.started_at - self.queued_at, self.assembly_s, self.compute_s),
+        )
 
 
 @dataclass(order=True)
-class _Waiting:
+class _Ticket:
+    """A waiting piece, ordered by priority and then by arrival."""
+
     rank: tuple[int, int]
-    call: Call = field(compare=False)
-    future: "asyncio.Future[Answer]" = field(compare=False)
-    queued_at: float = field(compare=False)
-    deadline: float = field(compare=False)
+    piece: Piece = field(compare=False)
+    pending: _Pending = field(compare=False)
+    runs_before: int = field(compare=False)
+    """How many runs the engine had made when this came."""
 
 
 class Batcher:
-    """
-    The queue in front of one engine, and the thread behind it.
-
-    `on_queue` is told the number of waiting calls whenever it changes.
-    """
+    """The queue in front of one engine, and the thread behind it."""
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        max_queue_calls: int,
-        timeout_s: float,
-        on_queue: Callable[[int], None] = lambda waiting: None,
+        self, engine: Engine, queue: QueueLimits, run: RunLimits, observer: Observer
     ) -> None:
         self._engine = engine
-        self._max_queue_calls = max_queue_calls
-        self._timeout_s = timeout_s
-        self._on_queue = on_queue
-        self._heap: list[_Waiting] = []
-        self._counter = itertools.count()
+        self._queue_limits = queue
+        self._run_limits = run
+        self._observer = observer
+        self._waiting: list[_Ticket] = []
+        self._calls = 0
+        self._tokens = 0
+        self._arrivals = itertools.count()
+        self._runs = 0
+        self._tokens_per_s = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._running: asyncio.Task[None] | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._running: list[_Ticket] = []
+        self._stop = Stop()
         self._closed = False
 
     async def submit(self, call: Call) -> Answer:
         """
         Return the call's answer once the engine has given it.
 
+        A caller that leaves takes its call along: out of the queue, and out of
+        the engine when no other call is in that run.
+
         Raises:
-            QueueFull: as many calls wait as may wait.
-            DeadlineExceeded: the call's time limit passed before it was run.
+            QueueFull: as much waits as may wait.
+            DeadlineExceeded: the call's time limit passed.
             Draining: after `close`.
             InferenceFailed: the runtime refused the batch.
-
         """
-        if self._closed:
-            raise Draining("the server is stopping", retry_after_s=1)
-        if len(self._heap) >= self._max_queue_calls:
-            raise QueueFull(
-                f"queue: {len(self._heap)} calls wait already, at most {self._max_queue_calls} may",
-                retry_after_s=1,
-            )
-        now = time.monotonic()
-        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
-        waiting = _Waiting(
-            (call.priority or 2**32, next(self._counter)),
-            call,
-            asyncio.get_running_loop().create_future(),
-            now,
-            now + timeout_s,
-        )
-        heapq.heappush(self._heap, waiting)
-        self._on_queue(len(self._heap))
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._work())
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await waiting.future
-        except TimeoutError:
-            raise DeadlineExceeded(f"the call's limit of {timeout_s:g} s passed") from None
+        pieces = pieces_of(call, self._run_limits)
+        tokens = sum(piece.tokens for piece in pieces)
+        self._check_room(tokens)
+        timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        pending = _Pending(call, future, tokens, time.monotonic(), len(pieces))
+        with self._counted(pending):
+            for piece in pieces:
+                rank = (call.priority or 2**32, next(self._arrivals))
+                insort(self._waiting, _Ticket(rank, piece, pending, self._runs))
+            if self._worker is None or self._worker.done():
+                self._worker = asyncio.create_task(self._work())
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await future
+            except TimeoutError:
+                raise DeadlineExceeded(f"the call's limit of {timeout_s:g} s passed") from None
+            finally:
+                if future.cancelled():
+                    self._leave(pending)
 
     async def close(self) -> None:
         """Finish what waits, then end the thread; later calls are refused."""
         self._closed = True
-        if self._running is not None:
-            await self._running
+        if self._worker is not None:
+            await self._worker
         self._thread.shutdown()
 
+    def _check_room(self, tokens: int) -> None:
+        if self._closed:
+            raise Draining("the server is stopping", retry_after_s=1)
+        limits = self._queue_limits
+        retry_after_s = self._seconds_to_run(self._tokens)
+        if self._calls >= limits.max_calls:
+            raise QueueFull(
+                f"queue: at most {limits.max_calls} calls may be in it, and so many are",
+                retry_after_s=retry_after_s,
+            )
+        # An empty queue takes any call that passed the limits of one call.
+        if self._calls and self._tokens + tokens > limits.max_tokens:
+            raise QueueFull(
+                f"queue: at most {limits.max_tokens} tokens may be in it: it holds"
+                f" {self._tokens}, this call has {tokens}",
+                retry_after_s=retry_after_s,
+            )
+
+    def _seconds_to_run(self, tokens: int) -> int:
+        """Return how long the engine will take for so many tokens, from its own last runs."""
+        rate = self._tokens_per_s
+        return max(1, min(60, math.ceil(tokens / rate))) if rate else 1
+
+    @contextmanager
+    def _counted(self, pending: _Pending) -> Iterator[None]:
+        self._count(1, pending.tokens)
+        try:
+            yield
+        finally:
+            self._count(-1, -pending.tokens)
+
+    def _count(self, calls: int, tokens: int) -> None:
+        self._calls += calls
+        self._tokens += tokens
+        self._observer.queue(self._calls, self._tokens)
+
+    def _leave(self, pending: _Pending) -> None:
+        """Forget a call nobody waits for; end the run if nobody waits for any of it."""
+        running = any(ticket.pending is pending for ticket in self._running)
+        self._observer.dropped("running" if running else "queued")
+        if running and all(ticket.pending.is_left for ticket in self._running):
+            self._stop.set()
+
     async def _work(self) -> None:
-        """Run waiting calls until none is left."""
+        """Run waiting pieces until none is left."""
         loop = asyncio.get_running_loop()
-        while self._heap:
-            waiting = heapq.heappop(self._heap)
-            self._on_queue(len(self._heap))
-            if waiting.future.done():  # its caller left, or its deadline passed
-                continue
+        while True:
+            self._waiting = [ticket for ticket in self._waiting if not ticket.pending.is_left]
+            if not self._waiting:
+                return
+            self._running, group = self._next_group()
+            self._runs += 1
+            self._stop = Stop()
             try:
-                answer = await loop.run_in_executor(
-                    self._thread, run_call, self._engine, waiting.call, waiting.queued_at
+                run = await loop.run_in_executor(
+                    self._thread, _run, self._engine, self._running, group, self._stop
                 )
             except Exception as error:
-                if not waiting.future.done():
-                    waiting.future.set_exception(error)
+                self._fail(error)
             else:
-                if not waiting.future.done():
-                    waiting.future.set_result(answer)
+                self._deliver(run)
+            self._running = []
+
+    def _next_group(self) -> tuple[list[_Ticket], Group]:
+        """Take the most urgent piece out of the queue, and every other that fits beside it."""
+        oldest = min(self._waiting, key=lambda ticket: ticket.rank[1])
+        overdue = self._runs - oldest.runs_before >= MAX_RUNS_PASSED
+        first = oldest if overdue else self._waiting[0]
+        taken, group = [first], Group.of(first.piece)
+        for ticket in itertools.islice(self._waiting, _SCANNED):
+            wider = None if ticket is first else group.joined(ticket.piece, self._run_limits)
+            if wider is not None:
+                taken.append(ticket)
+                group = wider
+        chosen = set(map(id, taken))
+        self._waiting = [ticket for ticket in self._waiting if id(ticket) not in chosen]
+        return taken, group
+
+    def _fail(self, error: Exception) -> None:
+        for ticket in self._running:
+            if not ticket.pending.is_left:
+                ticket.pending.future.set_exception(error)
+
+    def _deliver(self, run: Run) -> None:
+        """Answer every call that this run has made whole."""
+        self._observer.run(run)
+        seconds = run.assembly_s + run.compute_s
+        rate = run.tokens / max(seconds, 1e-9)
+        self._tokens_per_s += (0.2 if self._tokens_per_s else 1.0) * (rate - self._tokens_per_s)
+        started_at = time.monotonic() - seconds
+        for ticket in self._running:
+            pending = ticket.pending
+            pending.started_at = pending.started_at or started_at
+            pending.assembly_s += run.assembly_s
+            pending.compute_s += run.compute_s
+            pending.pieces_left -= 1
+            if pending.pieces_left == 0 and not pending.is_left:
+                pending.future.set_result(pending.answer())
 
 
-def run_call(engine: Engine, call: Call, queued_at: float) -> Answer:
+def _run(engine: Engine, tickets: list[_Ticket], group: Group, stop: Stop) -> Run:
     """
-    Return the engine's answer to one call, its padding hidden.
+    Run the group, and put each piece's outputs into its call's answer; in the engine's thread.
 
     Raises:
         InferenceFailed: see `Engine.run`.
-
     """
     started = time.monotonic()
-    outputs = engine.run(_hide_padding(call), weights=call.weights)
-    return Answer(
-        outputs.output,
-        outputs.attention_weights,
-        call.lengths,
-        call.key_lengths,
-        queue_s=started - queued_at,
-        compute_s=time.monotonic() - started,
+    inputs = joined_inputs(group)
+    assembled = time.monotonic()
+    outputs = engine.run(inputs, weights=group.pieces[0].call.weights, stop=stop)
+    computed = time.monotonic()
+    for ticket, part in zip(tickets, outputs_of(group, outputs), strict=True):
+        if not ticket.pending.is_left:
+            _put(ticket.pending, ticket.piece, part, is_alone=len(tickets) == 1)
+    return Run(
+        calls=len({id(ticket.pending) for ticket in tickets}),
+        rows=group.rows,
+        tokens=group.tokens,
+        padded_tokens=group.padded_tokens,
+        assembly_s=assembled - started + time.monotonic() - computed,
+        compute_s=computed - assembled,
     )
 
 
-def _hide_padding(call: Call) -> Inputs:
-    lengths, inputs = call.key_lengths, call.inputs
-    if lengths is None:
-        return inputs
-    real: Bools = np.arange(inputs.key_length) < lengths[:, None]  # [B, T]
-    if inputs.attend_mask is not None:
-        real &= inputs.attend_mask
-    return replace(inputs, attend_mask=real)
+def _put(pending: _Pending, piece: Piece, outputs: Outputs, *, is_alone: bool) -> None:
+    """Put one piece's outputs into its call's answer, keeping no other call's memory alive."""
+    weights = outputs.attention_weights
+    if piece.is_whole:
+        pending.output = outputs.output if is_alone else outputs.output.copy()
+        pending.weights = weights if is_alone or weights is None else weights.copy()
+        return
+    inputs = piece.call.inputs
+    if pending.output is None:
+        pending.output = np.zeros(inputs.embeddings.shape, np.float32)
+    pending.output[piece.rows, : piece.length] = outputs.output
+    if weights is None:
+        return
+    if pending.weights is None:
+        rows, length = inputs.embeddings.shape[:2]
+        pending.weights = np.zeros((rows, weights.shape[1], length, inputs.key_length), np.float32)
+    pending.weights[piece.rows, :, : piece.length, : piece.key_length] = weights

@@ -67,7 +67,6 @@ class LayerConfig:
 
     Raises:
         ValueError: the numbers contradict each other.
-
     """
 
     __pydantic_config__: ClassVar = _STRICT

@@ -10,7 +10,6 @@ E embed_dim, M memory width, H heads.
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -21,6 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from service.calls import Bools as Bools
+from service.calls import Floats as Floats
+from service.calls import Inputs as Inputs
+from service.calls import Outputs as Outputs
 from service.contract import (
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
@@ -37,8 +40,6 @@ from service.contract import (
 from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
 
 Provider = Literal["cpu", "cuda"]
-Floats = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
 
 _PROVIDER_NAMES: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DTYPES: Final[dict[str, Literal["float32", "bool"]]] = {
@@ -48,46 +49,15 @@ _DTYPES: Final[dict[str, Literal["float32", "bool"]]] = {
 _NO_PAIR_MASK: Final = np.ones((1, 1, 1, 1), np.bool_)
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """
-    One batch, every shape and dtype already checked.
+class Stop:
+    """Ends a run from another thread, between two of its operators."""
 
-    Shapes:
-        embeddings   [B, S, E]
-        memory       [B, T, M], cross-attention only
-        attend_mask  [B, T], true = this key takes part
-        pair_mask    [B or 1, H or 1, S, T], true = this query may attend to this key
-        head_mask    [H] or [B, H], multiplies each head's output
-    """
+    def __init__(self) -> None:
+        self.options = onnxruntime.RunOptions()
 
-    embeddings: Floats
-    memory: Floats | None = None
-    attend_mask: Bools | None = None
-    pair_mask: Bools | None = None
-    head_mask: Floats | None = None
-    causal: bool = False
-    """True = query s may attend to key t iff t <= s."""
-
-    @property
-    def key_length(self) -> int:
-        """T."""
-        keys = self.embeddings if self.memory is None else self.memory
-        return int(keys.shape[1])
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """
-    The answer to one batch, in memory of its own.
-
-    Shapes:
-        output             [B, S, E]
-        attention_weights  [B, H, S, T]; None = not asked for
-    """
-
-    output: Floats
-    attention_weights: Floats | None
+    def set(self) -> None:
+        """End the run that this was given to, or the next one."""
+        self.options.terminate = True
 
 
 class Engine(Protocol):
@@ -96,13 +66,12 @@ class Engine(Protocol):
     layer: LayerConfig
     provider: Provider
 
-    def run(self, inputs: Inputs, *, weights: bool) -> Outputs:
+    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
         """
         Attend over one batch.
 
         Raises:
-            InferenceFailed: the runtime refused the batch; cause attached.
-
+            InferenceFailed: the runtime refused the batch or was stopped; cause attached.
         """
         ...
 
@@ -115,7 +84,6 @@ class OnnxEngine:
         ProviderUnavailable: `provider` was asked for and is not what would run.
         ArtifactUnreadable: the runtime cannot read the graph, or its signature
             is not the one that the contract gives for `layer`.
-
     """
 
     def __init__(
@@ -135,11 +103,12 @@ class OnnxEngine:
         """List what the graph really gives."""
         return _signature(self._session.get_outputs())
 
-    def run(self, inputs: Inputs, *, weights: bool) -> Outputs:
+    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
         """See `Engine.run`."""
         names = [OUTPUT, ATTENTION_WEIGHTS] if weights else [OUTPUT]
         try:
-            results = self._session.run(names, self._feed(inputs, weights=weights))
+            feed = self._feed(inputs, weights=weights)
+            results = self._session.run(names, feed, stop and stop.options)
         except Exception as error:
             # The runtime's exception classes share no base of their own.
             raise InferenceFailed("the runtime refused a batch") from error
@@ -195,7 +164,6 @@ def check_signature(
 
     Raises:
         ArtifactUnreadable: the first thing that does not.
-
     """
     found_names, expected_names = [t.name for t in found], [t.name for t in expected]
     if found_names != expected_names:

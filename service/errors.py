@@ -17,7 +17,8 @@ Every way Headwise can say no, independent of HTTP.
     │   ├── Draining               the server is stopping
     │   └── DeadlineExceeded       the call's own time limit passed
     ├── Failed                     our fault
-    │   └── InferenceFailed        the runtime refused the batch
+    │   ├── InferenceFailed        the runtime refused the batch
+    │   └── DecodingFailed         the process that reads large bodies ended
     └── StartRefused               ends the start of the process
         ├── SettingsInvalid        a setting is unknown or out of bounds
         ├── ArtifactUnreadable     a file is missing, altered or of an unknown format
@@ -128,6 +129,10 @@ class Failed(HeadwiseError):
 
 class InferenceFailed(Failed):
     """The runtime refused a batch that had passed every check; cause attached."""
+
+
+class DecodingFailed(Failed):
+    """The process that reads large bodies ended before it answered."""
 
 
 class StartRefused(HeadwiseError):

@@ -5,13 +5,13 @@ One sequence may come as [S][E] and is answered one rank lower, masks included;
 sequences of one call may differ in length and come back with their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from service.batcher import Answer
+from service.calls import Answer, Bools, Floats
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -21,10 +21,10 @@ from service.contract import (
     OUTPUT,
     PAIR_MASK,
 )
-from service.engine import Bools, Floats
 from service.errors import InvalidInput
 from service.json_reader import Nested, Node, Reader, read
 from service.options import NAMES, check_known, checked
+from service.pieces import json_array
 from service.shapes import Options, Tensors, add_batch_axis, pad, pad_last
 
 MEDIA_TYPE: Final = "application/json"
@@ -39,19 +39,25 @@ def decode(body: bytes, outer: Mapping[str, object]) -> tuple[Tensors, Options, 
 
     Raises:
         InvalidInput: the body is not JSON of the documented form.
-
     """
     return read(body, lambda reader: _decode(reader, outer))
 
 
-def encode(name: str, version: int, answer: Answer, *, single: bool) -> bytes:
-    """Return the answer as JSON, floats in their shortest FP32 form, non-finite ones as null."""
-    document: dict[str, Any] = {"model": name, "version": version}
+def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator[bytes]:
+    """Give the answer as JSON in pieces; floats in their shortest form, non-finite ones as null."""
+    head = orjson.dumps({"model": name, "version": version})
+    yield head[:-1]
     for key, tensors in ((OUTPUT, answer.outputs()), (ATTENTION_WEIGHTS, answer.weights())):
-        if tensors:
-            parts = [np.ascontiguousarray(tensor) for tensor in tensors]
-            document[key] = parts[0] if single else parts
-    return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        if not tensors:
+            continue
+        yield b',"%s":' % key.encode()
+        yield b"" if single else b"["
+        for i, tensor in enumerate(tensors):
+            if i:
+                yield b","
+            yield from json_array(tensor)
+        yield b"" if single else b"]"
+    yield b"}"
 
 
 def _decode(reader: Reader, outer: Mapping[str, object]) -> tuple[Tensors, Options, bool]:

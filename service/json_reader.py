@@ -92,7 +92,6 @@ def read(body: bytes, decode: Callable[[Reader], _T]) -> _T:
 
     Raises:
         InvalidInput: the body is not JSON, or `decode` found a mistake in it.
-
     """
     try:
         fast = _FastReader(body)
@@ -271,7 +270,6 @@ def _walk(
     Raises:
         InvalidInput: not an array, too deep, leaves at unequal depths or of the
             wrong type, or a number outside FP32.
-
     """
     counts: list[list[int]] = []
     leaves: list[Any] = []

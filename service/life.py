@@ -42,7 +42,6 @@ class Life:
 
         Raises:
             Draining: no new call is taken.
-
         """
         if self.phase == "draining":
             raise Draining("the server is stopping", retry_after_s=1)

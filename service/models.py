@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from service.artifact import Artifact, find_artifacts, read_artifact
 from service.batcher import Batcher
+from service.calls import Inputs
 from service.contract import LayerConfig
-from service.engine import Engine, Inputs, OnnxEngine, Provider
+from service.engine import Engine, OnnxEngine, Provider
 from service.errors import ArtifactUnreadable, InferenceFailed, InvalidInput, NotReady, UnknownModel
 
 DEFAULT_NAME = "mha"
@@ -83,7 +84,6 @@ class Models:
         Raises:
             UnknownModel: no such name or version.
             InvalidInput: no name was given and there is no default.
-
         """
         if name is None:
             name = self.default_name
@@ -123,7 +123,6 @@ class Models:
 
         Raises:
             NotReady: its warm-up has not passed.
-
         """
         if model.problem is not None:
             raise NotReady(f"model {model.name}: {model.problem}", retry_after_s=1)
@@ -144,7 +143,7 @@ def load_models(
     provider: Provider,
     threads: int,
     default: str | None,
-    batcher_of: Callable[[Engine], Batcher],
+    batcher_of: Callable[[str, Engine], Batcher],
 ) -> Models:
     """
     Return every artifact of `repository`, loaded and not yet warmed up.
@@ -153,7 +152,6 @@ def load_models(
         ArtifactUnreadable: the repository is missing or empty, one of its artifacts
             cannot be read, or the default is none of them.
         ProviderUnavailable: see `OnnxEngine`.
-
     """
     models = {}
     for name, path in find_artifacts(repository).items():
@@ -164,7 +162,7 @@ def load_models(
         engine = OnnxEngine(
             artifact.graph_path, artifact.manifest.layer, provider=provider, threads=threads
         )
-        models[name] = Model(artifact, engine, batcher_of(engine))
+        models[name] = Model(artifact, engine, batcher_of(name, engine))
     if not models:
         raise ArtifactUnreadable(
             f"{repository}: no artifact in it; publish one:"

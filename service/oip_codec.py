@@ -6,7 +6,8 @@ raw little-endian tensors after it, in the order of the header
 (https://github.com/kserve/open-inference-protocol, binary tensor data extension).
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from service.batcher import Answer
+from service.calls import Answer, Bools, Floats
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -25,10 +26,10 @@ from service.contract import (
     PAIR_MASK,
     WEIGHTS_SUFFIX,
 )
-from service.engine import Bools, Floats
 from service.errors import InvalidInput
 from service.json_reader import Nested, Node, Reader, kind_of, read
 from service.options import check_known, checked
+from service.pieces import gathered, json_array, raw
 from service.shapes import Options, Tensors
 
 HEADER_LENGTH: Final = "inference-header-content-length"
@@ -61,7 +62,7 @@ def split_model_name(name: str) -> tuple[str, bool]:
 
 
 def decode(
-    body: bytes, header_length: str | None, *, with_weights: bool, timeout_s: float | None = None
+    body: bytes, header_length: str | None, with_weights: bool, timeout_s: float | None = None
 ) -> InferRequest:
     """
     Return the request in a body; `header_length` is the header of that name, None = absent.
@@ -71,7 +72,6 @@ def decode(
 
     Raises:
         InvalidInput: the body is not a request of the documented form.
-
     """
     size = len(body) if header_length is None else _header_size(header_length, len(body))
     binary = memoryview(body)[size:]
@@ -83,40 +83,43 @@ def decode(
 
 
 def encode(
-    name: str, version: int, request: InferRequest, answer: Answer
-) -> tuple[bytes, int | None]:
+    model: str, version: int, request: InferRequest, answer: Answer
+) -> tuple[int | None, int | None, Iterator[bytes]]:
     """
-    Return the answer's body, and the length of its JSON header when it holds binary tensors.
+    Return the length of the answer, that of its JSON header, and the answer in pieces.
 
+    Without binary tensors the answer is all JSON and both lengths are None.
     The header is padded with spaces so that the tensors are aligned in memory.
     """
-    tensors = {OUTPUT: answer.output, ATTENTION_WEIGHTS: answer.attention_weights}
-    outputs: list[dict[str, Any]] = []
-    raw: list[memoryview] = []
-    for output, is_binary in request.outputs.items():
-        tensor = tensors[output]
-        if tensor is None:
-            raise ValueError(f"{output} was not computed")
-        entry: dict[str, Any] = {
-            "name": output,
-            "datatype": "FP32",
-            "shape": list(tensor.shape),
-        }
-        if is_binary:
-            entry["parameters"] = {"binary_data_size": tensor.nbytes}
-            raw.append(np.ascontiguousarray(tensor, "<f4").data.cast("B"))
-        else:
-            entry["data"] = np.ascontiguousarray(tensor).reshape(-1)
-        outputs.append(entry)
-    document: dict[str, Any] = {"model_name": name, "model_version": str(version)}
+    named = {OUTPUT: answer.output, ATTENTION_WEIGHTS: answer.attention_weights}
+    tensors = {name: tensor for name in request.outputs if (tensor := named[name]) is not None}
+    head: dict[str, Any] = {"model_name": model, "model_version": str(version)}
     if request.id:
-        document["id"] = request.id
-    document["outputs"] = outputs
-    header = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    if not raw:
-        return header, None
-    header += b" " * (-len(header) % _ALIGNMENT)
-    return b"".join([header, *raw]), len(header)
+        head["id"] = request.id
+    header = gathered(_header(head, tensors, request.outputs))
+    if not any(request.outputs.values()):
+        return None, None, header
+    text = b"".join(header)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    binary = [tensor for name, tensor in tensors.items() if request.outputs[name]]
+    pieces = itertools.chain([text], *(raw(tensor) for tensor in binary))
+    return len(text) + sum(tensor.nbytes for tensor in binary), len(text), pieces
+
+
+def _header(
+    head: dict[str, Any], tensors: Mapping[str, Floats], binary: Mapping[str, bool]
+) -> Iterator[bytes]:
+    yield orjson.dumps(head)[:-1] + b',"outputs":['
+    for i, (name, tensor) in enumerate(tensors.items()):
+        entry: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": list(tensor.shape)}
+        if binary[name]:
+            entry["parameters"] = {"binary_data_size": tensor.nbytes}
+        yield (b"," if i else b"") + orjson.dumps(entry)[:-1]
+        if not binary[name]:
+            yield b',"data":'
+            yield from json_array(tensor.reshape(-1))
+        yield b"}"
+    yield b"]}"
 
 
 def _header_size(text: str, body_size: int) -> int:

@@ -21,7 +21,6 @@ def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
 
     Raises:
         InvalidInput: names the first unknown key and the nearest known one.
-
     """
     known = list(known)
     unknown = next((key for key in found if key not in known), None)
@@ -44,7 +43,6 @@ def from_query(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> 
 
     Raises:
         InvalidInput: an unknown or repeated key, or a value of the wrong type.
-
     """
     pairs = list(pairs)
     check_known((key for key, _ in pairs), NAMES, "query")
@@ -72,7 +70,6 @@ def checked(raw: Mapping[str, object]) -> Options:
 
     Raises:
         InvalidInput: a value of the wrong type or out of bounds.
-
     """
     model = raw.get("model")
     if model is not None and not isinstance(model, str):

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from service.errors import (
     DeadlineExceeded,
+    DecodingFailed,
     Draining,
     Failed,
     HeadwiseError,
@@ -45,6 +46,7 @@ STATUSES: Final[dict[type[HeadwiseError], int]] = {
     DeadlineExceeded: 504,
     Failed: 500,
     InferenceFailed: 500,
+    DecodingFailed: 500,
     HeadwiseError: 500,
 }
 CODE_HEADER: Final = "x-error-code"

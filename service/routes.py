@@ -3,17 +3,16 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, ParamSpec, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Final
 
 import orjson
 from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from service import json_codec, oip_codec, safetensors_codec
-from service.batcher import Answer
+from service.calls import Answer, Call
 from service.contract import EMBEDDINGS
 from service.errors import (
     DeadlineExceeded,
@@ -42,11 +41,10 @@ from service.openapi import (
     responses,
 )
 from service.options import from_query
+from service.pieces import gathered
 from service.settings import Settings
-from service.shapes import Limits, Options, Tensors, to_call
-
-_INLINE_BYTES: Final = 64 * 1024
-"""Up to here encoding and decoding take less time than handing them to another thread."""
+from service.shapes import Limits, to_call
+from service.workers import INLINE_BYTES, Workers
 
 _JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON, or what curl says when nothing was said."""
@@ -63,9 +61,6 @@ _CALL_ERRORS: Final = (
     InferenceFailed,
 )
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
-
 
 class Routes:
     """The endpoints of one server."""
@@ -75,7 +70,7 @@ class Routes:
         self._models = models
         self._life = life
         self._metrics = metrics
-        self._codec_threads = ThreadPoolExecutor(2, thread_name_prefix="codec")
+        self._workers = Workers()
         self._limits = Limits(
             settings.max_rows,
             settings.max_length,
@@ -84,8 +79,8 @@ class Routes:
         )
 
     def close(self) -> None:
-        """End the threads."""
-        self._codec_threads.shutdown()
+        """End the workers."""
+        self._workers.close()
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
@@ -178,26 +173,25 @@ class Routes:
         format_out = _answer_format(request, format_in)
         outer = from_query(request.query_params.multi_items(), request.headers)
         content = await self._body(request)
-
-        def decode() -> tuple[Tensors, Options, bool]:
-            if format_in == json_codec.MEDIA_TYPE:
-                return json_codec.decode(content, outer)
-            return *safetensors_codec.decode(content, outer), False
-
-        tensors, options, single = await self._off_loop(len(content), decode)
+        if format_in == json_codec.MEDIA_TYPE:
+            tensors, options, single = await self._workers.decode_json(
+                len(content), json_codec.decode, content, outer
+            )
+        else:
+            tensors, options = await self._workers.run(
+                len(content), lambda: safetensors_codec.decode(content, outer)
+            )
+            single = False
         model = self._models.ready(self._models.get(options.model))
         call = to_call(tensors, options, model.layer, self._limits)
-        answer = await model.batcher.submit(call)
-        encode_started = time.monotonic()
-
-        def encode() -> bytes:
-            if format_out == json_codec.MEDIA_TYPE:
-                return json_codec.encode(model.name, model.version, answer, single=single)
-            return safetensors_codec.encode(model.name, model.version, answer)
-
-        content = await self._off_loop(_answer_bytes(answer), encode)
-        response = Response(content, media_type=format_out)
-        return self._timed(response, model, answer, started, encode_started)
+        answer = await self._answer(request, model, call)
+        length: int | None = None
+        if format_out == json_codec.MEDIA_TYPE:
+            pieces = json_codec.encode(model.name, model.version, answer, single=single)
+        else:
+            length, pieces = safetensors_codec.encode(model.name, model.version, answer)
+        reply = Reply(format_out, length, pieces, {})
+        return await self._reply(reply, model, answer, started)
 
     async def infer(self, request: Request) -> Response:
         """
@@ -212,27 +206,23 @@ class Routes:
         model = self._models.ready(self._models.get(plain, request.path_params.get("version")))
         timeout_s = from_query([], request.headers).get("timeout_s")
         content = await self._body(request)
-        asked = await self._off_loop(
+        asked = await self._workers.decode_json(
             len(content),
-            lambda: oip_codec.decode(
-                content,
-                request.headers.get(oip_codec.HEADER_LENGTH),
-                with_weights=with_weights,
-                timeout_s=timeout_s if isinstance(timeout_s, float) else None,
-            ),
+            oip_codec.decode,
+            content,
+            request.headers.get(oip_codec.HEADER_LENGTH),
+            with_weights,
+            timeout_s if isinstance(timeout_s, float) else None,
         )
         call = to_call(asked.tensors, asked.options, model.layer, self._limits)
-        answer = await model.batcher.submit(call)
-        encode_started = time.monotonic()
-        content, header_length = await self._off_loop(
-            _answer_bytes(answer), lambda: oip_codec.encode(name, model.version, asked, answer)
-        )
+        answer = await self._answer(request, model, call)
+        length, header_length, pieces = oip_codec.encode(name, model.version, asked, answer)
         if header_length is None:
-            response = Response(content, media_type="application/json")
+            reply = Reply(json_codec.MEDIA_TYPE, length, pieces, {})
         else:
             headers = {oip_codec.HEADER_LENGTH: str(header_length)}
-            response = Response(content, media_type=oip_codec.BINARY_MEDIA_TYPE, headers=headers)
-        return self._timed(response, model, answer, started, encode_started)
+            reply = Reply(oip_codec.BINARY_MEDIA_TYPE, length, pieces, headers)
+        return await self._reply(reply, model, answer, started)
 
     async def list_models(self) -> Response:
         """Return every model that is served, in short, and which one is the default."""
@@ -300,7 +290,6 @@ class Routes:
             UnsupportedMediaType: it is encoded.
             TooLarge: above the limit, by its own word or by what came.
             TooSlow: it did not arrive in time.
-
         """
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
@@ -311,52 +300,100 @@ class Routes:
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced[:20]) > limit:
             raise TooLarge(f"body: at most {limit} bytes, got {announced[:20]}")
-        chunks, size = [], 0
+        content, size = bytearray(), 0
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 async for chunk in request.stream():
                     size += len(chunk)
                     if size > limit:
                         raise TooLarge(f"body: at most {limit} bytes, got more")
-                    chunks.append(chunk)
+                    content += chunk
         except TimeoutError:
             raise TooSlow(
                 f"body: expected within {self._settings.body_timeout_s:g} s,"
                 f" got {size} bytes by then"
             ) from None
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return bytes(content)
 
-    async def _off_loop(
-        self, size: int, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs
-    ) -> _T:
-        """Return what `work` gives: here when it is small, else from a codec thread."""
-        if size <= _INLINE_BYTES:
-            return work(*args, **kwargs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._codec_threads, lambda: work(*args, **kwargs))
+    async def _answer(self, request: Request, model: Model, call: Call) -> Answer:
+        """
+        Return the call's answer; a caller that leaves takes its call along.
 
-    def _timed(
-        self,
-        response: Response,
-        model: Model,
-        answer: Answer,
-        started: float,
-        encode_started: float,
+        Raises:
+            ClientDisconnect: nobody is there to answer to.
+        """
+        answering = asyncio.create_task(model.batcher.submit(call))
+        leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
+            raise ClientDisconnect
+        finally:
+            answering.cancel()
+            leaving.cancel()
+
+    async def _reply(
+        self, reply: "Reply", model: Model, answer: Answer, started: float
     ) -> Response:
-        """Return the response with its stages in `Server-Timing` (ms) and in the metrics."""
-        now = time.monotonic()
+        """Return the response, a large one in pieces, with its stages told and counted."""
         stages = {
-            "queue": answer.queue_s,
-            "compute": answer.compute_s,
-            "encode": now - encode_started,
-            "total": now - started,
+            "queue": answer.stages.queue_s,
+            "assembly": answer.stages.assembly_s,
+            "compute": answer.stages.compute_s,
         }
-        for stage, seconds in stages.items():
-            self._metrics.stage_seconds.labels(stage, model.name).observe(seconds)
+        encode_started = time.monotonic()
+        if _answer_bytes(answer) <= INLINE_BYTES:
+            content = b"".join(reply.pieces)
+            stages["encode"] = time.monotonic() - encode_started
+            stages["total"] = time.monotonic() - started
+            self._count(model, stages)
+            response = Response(content, media_type=reply.media_type, headers=reply.headers)
+        else:
+            # What comes after the first byte is not known when the headers go out.
+            stages["total"] = time.monotonic() - started
+            body = self._stream(reply.pieces, model, stages, started, encode_started)
+            response = StreamingResponse(body, media_type=reply.media_type, headers=reply.headers)
+            if reply.length is not None:
+                response.headers["content-length"] = str(reply.length)
         response.headers["server-timing"] = ", ".join(
             f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in stages.items()
         )
         return response
+
+    async def _stream(
+        self,
+        pieces: Iterator[bytes],
+        model: Model,
+        stages: dict[str, float],
+        started: float,
+        encode_started: float,
+    ) -> AsyncIterator[bytes]:
+        async for piece in self._workers.pieces(gathered(pieces)):
+            yield piece
+        now = time.monotonic()
+        whole = {**stages, "encode": now - encode_started, "total": now - started}
+        self._count(model, whole)
+
+    def _count(self, model: Model, stages: dict[str, float]) -> None:
+        for stage, seconds in stages.items():
+            self._metrics.stage_seconds.labels(stage, model.name).observe(seconds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What a codec made of an answer; an unknown length is told as it comes."""
+
+    media_type: str
+    length: int | None
+    pieces: Iterator[bytes]
+    headers: dict[str, str]
+
+
+async def _left(request: Request) -> None:
+    """Return when the caller has left; its body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _request_format(request: Request) -> str:

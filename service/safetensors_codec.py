@@ -6,15 +6,15 @@ lengths, E] beside `lengths` INT64 [B].  The answer is packed the same way, its
 weights as `attention_weights.0`, `attention_weights.1` and so on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
-from service.batcher import Answer
+from service.calls import Answer, Bools, Floats
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -24,9 +24,9 @@ from service.contract import (
     OUTPUT,
     PAIR_MASK,
 )
-from service.engine import Bools, Floats
 from service.errors import InvalidInput
 from service.options import check_known, checked
+from service.pieces import safetensors
 from service.shapes import Options, Tensors, pad, pad_last
 
 MEDIA_TYPE: Final = "application/x-safetensors"
@@ -43,7 +43,6 @@ def decode(body: bytes, options: Mapping[str, object]) -> tuple[Tensors, Options
 
     Raises:
         InvalidInput: the body is not safetensors of the documented form.
-
     """
     try:
         tensors = load(body)
@@ -62,8 +61,12 @@ def decode(body: bytes, options: Mapping[str, object]) -> tuple[Tensors, Options
     return read, checked(options)
 
 
-def encode(name: str, version: int, answer: Answer) -> bytes:
-    """Return the answer as safetensors, packed when its sequences differ in length."""
+def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[bytes]]:
+    """
+    Return the answer's length as safetensors, and the answer in pieces.
+
+    It is packed when its sequences differ in length.
+    """
     tensors: dict[str, npt.NDArray[Any]]
     if answer.lengths is None and answer.key_lengths is None:
         tensors = {OUTPUT: answer.output}
@@ -77,10 +80,7 @@ def encode(name: str, version: int, answer: Answer) -> bytes:
         }
         for i, weights in enumerate(answer.weights()):
             tensors[f"{ATTENTION_WEIGHTS}.{i}"] = weights
-    return save(
-        {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()},
-        metadata={"model": name, "version": str(version)},
-    )
+    return safetensors(tensors, {"model": name, "version": str(version)})
 
 
 def _dense(tensors: Read) -> Tensors:

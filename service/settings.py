@@ -59,7 +59,21 @@ class Settings(BaseModel):
         512 * 2**20, ge=1, description="largest answer, counted as FP32; larger: 413"
     )
     max_queue_calls: int = Field(
-        256, ge=1, description="calls that may wait for the engine; one more is answered 429"
+        256, ge=1, description="calls a model may hold, waiting and running; one more: 429"
+    )
+    max_queue_tokens: int = Field(
+        262_144, ge=1, description="queries and keys of all those calls together; more: 429"
+    )
+    max_run_tokens: int = Field(
+        2048, ge=1, description="padded tokens of one run of the engine; longer calls run in parts"
+    )
+    max_run_cells: int = Field(
+        1_048_576,
+        ge=1,
+        description="attention cells of one run: rows x queries x keys; a row is never split",
+    )
+    max_padding: float = Field(
+        0.25, ge=0, lt=1, description="share of padding that joining calls may cost a run"
     )
     timeout_s: float = Field(
         60.0, gt=0, le=3600, description="time a call may wait when it names no limit; then 504"
@@ -98,7 +112,6 @@ class Settings(BaseModel):
             SettingsInvalid: an unknown `HEADWISE_*` name, or a value of the wrong
                 type or out of bounds; the message names both.
             SystemExit: `--help`, `--version`, or a flag that does not exist.
-
         """
         raw = _from_environment(cls, environ) | _from_flags(cls, argv)
         try:

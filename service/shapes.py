@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from service.batcher import Call, Lengths
+from service.calls import Bools, Call, Floats, Inputs, Lengths
 from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK, LayerConfig
-from service.engine import Bools, Floats, Inputs
 from service.errors import InvalidInput, TooLarge
 
 
@@ -61,7 +60,6 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     Raises:
         InvalidInput: a tensor is missing, unwanted or of the wrong shape.
         TooLarge: above a limit.
-
     """
     _check_shape(EMBEDDINGS, tensors.embeddings, ("B", "S", layer.embed_dim))
     rows, length, _ = tensors.embeddings.shape

@@ -1,0 +1,148 @@
+"""
+What a call is made of, from the codec that reads it to the codec that answers it.
+
+Axes: B batch, S query length, T key length (= S for self-attention),
+E embed_dim, M memory width, H heads.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+Lengths = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """
+    One batch, every shape and dtype already checked.
+
+    Shapes:
+        embeddings   [B, S, E]
+        memory       [B, T, M], cross-attention only
+        attend_mask  [B, T], true = this key takes part
+        pair_mask    [B or 1, H or 1, S, T], true = this query may attend to this key
+        head_mask    [H] or [B, H], multiplies each head's output
+    """
+
+    embeddings: Floats
+    memory: Floats | None = None
+    attend_mask: Bools | None = None
+    pair_mask: Bools | None = None
+    head_mask: Floats | None = None
+    causal: bool = False
+    """True = query s may attend to key t iff t <= s."""
+
+    @property
+    def key_length(self) -> int:
+        """T."""
+        keys = self.embeddings if self.memory is None else self.memory
+        return int(keys.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """
+    The answer to one batch, in memory of its own.
+
+    Shapes:
+        output             [B, S, E]
+        attention_weights  [B, H, S, T]; None = not asked for
+    """
+
+    output: Floats
+    attention_weights: Floats | None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """
+    One caller's batch.
+
+    Shapes:
+        lengths         [B], each sequence's true query length; None = all are S
+        memory_lengths  [B], each sequence's true key length; None = all are T
+
+    What lies beyond a true length is padding: zeros, never seen by a query.
+    For self-attention `lengths` counts queries and keys alike.
+    """
+
+    inputs: Inputs
+    lengths: Lengths | None = None
+    memory_lengths: Lengths | None = None
+    weights: bool = False
+    priority: int = 0
+    """1 = highest; 0 = default, after all others."""
+    timeout_s: float | None = None
+    """None = the batcher's own default."""
+
+    @property
+    def key_lengths(self) -> Lengths | None:
+        """[B], each sequence's true key length; None = all are T."""
+        return self.lengths if self.inputs.memory is None else self.memory_lengths
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Where a call's time went, in seconds; a call of several runs counts from first to last."""
+
+    queue_s: float
+    """From being let in to the start of its first run."""
+    assembly_s: float
+    """Putting calls together and taking their answers apart."""
+    compute_s: float
+    """In the runtime."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the engine: whose calls, how much of it was padding, how long it took."""
+
+    calls: int
+    rows: int
+    tokens: int
+    """True queries and keys."""
+    padded_tokens: int
+    """Queries and keys with padding."""
+    assembly_s: float
+    """Putting calls together and taking their answers apart."""
+    compute_s: float
+    """In the runtime."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """
+    The answer to one call; rows beyond a true length are padding of no meaning.
+
+    Shapes: as `Outputs`; `lengths` and `key_lengths` as in the call.
+    """
+
+    output: Floats
+    attention_weights: Floats | None
+    lengths: Lengths | None
+    key_lengths: Lengths | None
+    stages: Stages
+
+    def outputs(self) -> list[Floats]:
+        """Return each sequence's output [S_i, E]."""
+        return [
+            output if self.lengths is None else output[: self.lengths[i]]
+            for i, output in enumerate(self.output)
+        ]
+
+    def weights(self) -> list[Floats]:
+        """Return each sequence's weights [H, S_i, T_i]; none when they were not asked for."""
+        if self.attention_weights is None:
+            return []
+        return [
+            weights[
+                :,
+                slice(None if self.lengths is None else self.lengths[i]),
+                slice(None if self.key_lengths is None else self.key_lengths[i]),
+            ]
+            for i, weights in enumerate(self.attention_weights)
+        ]

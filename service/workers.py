@@ -1,0 +1,76 @@
+"""
+Where encoding and decoding run: on the event loop, in a thread, or in another process.
+
+Parsing JSON holds the interpreter's lock from beginning to end, so that even a
+thread of its own would stop the event loop; a large body goes to a process.
+"""
+
+import asyncio
+import multiprocessing
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Final, TypeVar
+
+from service.errors import DecodingFailed
+
+INLINE_BYTES: Final = 64 * 1024
+"""Up to here the work takes less time than handing it to another thread."""
+
+PROCESS_BYTES: Final = 4 * 2**20
+"""From here JSON is read in another process: 4 MiB hold the lock for about 15 ms."""
+
+_T = TypeVar("_T")
+
+
+class Workers:
+    """The threads and the process of one server, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="codec")
+        self._process: ProcessPoolExecutor | None = None
+
+    def close(self) -> None:
+        """End the threads and the process."""
+        self._threads.shutdown()
+        if self._process is not None:
+            self._process.shutdown()
+
+    async def run(self, size: int, work: Callable[[], _T]) -> _T:
+        """Return what `work` gives: here when it is small, else from a thread."""
+        if size <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def decode_json(self, size: int, decode: Callable[..., _T], *args: object) -> _T:
+        """
+        Return `decode(*args)`, from another process when the body is large.
+
+        Raises:
+            DecodingFailed: the process ended before it answered.
+        """
+        if size <= PROCESS_BYTES:
+            return await self.run(size, lambda: decode(*args))
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._process = ProcessPoolExecutor(1, context, initializer=_ignore_interrupt)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._process, decode, *args)
+        except BrokenProcessPool as error:
+            self._process = None
+            raise DecodingFailed("the process that reads large bodies ended") from error
+
+    async def pieces(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        """Give pieces that are made one by one in a thread, as fast as they are taken."""
+        loop = asyncio.get_running_loop()
+        while True:
+            piece = await loop.run_in_executor(self._threads, next, pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+
+def _ignore_interrupt() -> None:
+    """Leave Ctrl-C, which reaches every process of the terminal, to the server."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
