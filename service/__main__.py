@@ -6,21 +6,22 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 
 import uvicorn
 
 from service import __version__
 from service.app import create_app
 from service.batcher import Batcher, QueueLimits
-from service.cpu import cpu_budget
+from service.cpu import CpuBudget, cpu_budget
 from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
 from service.joining import RunLimits
 from service.life import Life
 from service.logs import configure, event
 from service.metrics import Metrics
-from service.models import load_models
+from service.models import Models, loader
+from service.protocol import with_head_timeout
 from service.settings import Settings
 
 _CONNECTION_END_S = 5
@@ -32,104 +33,108 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
         configure(settings.log_format, settings.log_level)
-        server = _prepare(settings)
+        listener = _listen(settings.host, settings.port)
     except StartRefused as error:
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201 (one line, before any log)
+        _tell(error)
         return 2
-    server.run()
-    return 0
-
-
-def _prepare(settings: Settings) -> "_Server":
-    """
-    Return a server that holds its port and its models.
-
-    Raises:
-        StartRefused: an artifact, the provider or the address is not to be had.
-    """
-    budget = cpu_budget(settings.threads)
-    metrics = Metrics()
-
-    def batcher_of(name: str, engine: Engine) -> Batcher:
-        return Batcher(
-            engine,
-            QueueLimits(settings.max_queue_calls, settings.max_queue_tokens, settings.timeout_s),
-            RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.max_padding),
-            metrics.of_model(name),
-        )
-
-    models = load_models(
-        settings.repository,
-        provider=settings.provider,
-        threads=budget.threads,
-        default=settings.default_model,
-        batcher_of=batcher_of,
-    )
-    life = Life()
-    app = create_app(settings, models, life, metrics)
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        ws="none",
-        lifespan="on",
-        timeout_keep_alive=settings.keep_alive_s,
-        timeout_graceful_shutdown=_CONNECTION_END_S,
-    )
-    listener = _listen(settings.host, settings.port)
-    event(
-        "starting",
-        version=__version__,
-        url=_url(listener),
-        models=[f"{model.name}/{model.version}" for model in models],
-        provider=settings.provider,
-        threads=str(budget),
-    )
-    return _Server(config, settings, life, listener)
+    server = _Server(settings, cpu_budget(settings.threads), _url(listener))
+    server.run([listener])
+    return server.exit_code
 
 
 class _Server(uvicorn.Server):
     """
-    Uvicorn with the ending of our own.
+    Uvicorn around our application, with the ending of our own.
 
     Uvicorn closes its listener at once, ignores a second SIGTERM and raises the
     signal again at the end; a load balancer needs a grace first, and a clean end
     exits with 0.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, settings: Settings, life: Life, listener: socket.socket
-    ) -> None:
-        super().__init__(config)
+    def __init__(self, settings: Settings, budget: CpuBudget, url: str) -> None:
+        self.exit_code = 0
         self._settings = settings
-        self._life = life
-        self._listener = listener
-        self._stopping: asyncio.Task[None] | None = None
-
-    def run(self, sockets: list[socket.socket] | None = None) -> None:
-        super().run([self._listener])
+        self._life = Life()
+        self._tasks: set[asyncio.Task[None]] = set()
+        metrics = Metrics()
+        self._models = _models(settings, budget, metrics)
+        app = create_app(settings, self._models, self._life, metrics, refuse=self._refuse)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                http=with_head_timeout(settings.head_timeout_s),
+                ws="none",
+                lifespan="on",
+                timeout_keep_alive=settings.keep_alive_s,
+                timeout_graceful_shutdown=_CONNECTION_END_S,
+            )
+        )
+        event(
+            "starting",
+            version=__version__,
+            url=url,
+            repository=settings.repository,
+            provider=settings.provider,
+            threads=budget,
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
+            loop.add_signal_handler(number, self._on_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_refresh)
         yield
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        if self._stopping is not None:
+    def _refuse(self, error: StartRefused) -> None:
+        """End a start that cannot succeed."""
+        _tell(error)
+        self.exit_code = 2
+        self.should_exit = True
+
+    def _on_refresh(self) -> None:
+        self._start(self._models.refresh(retry=True))
+
+    def _on_stop(self, number: signal.Signals) -> None:
+        if self._life.phase != "serving":
             event("stopping now: told a second time")
             os._exit(128 + number)
         # A person at a terminal has no load balancer that must notice first.
         grace_s = 0.0 if number == signal.SIGINT else self._settings.grace_s
         event("stopping", signal=number.name, grace_s=grace_s)
-        self._stopping = asyncio.create_task(self._stop(grace_s))
+        self._life.phase = "grace"
+        self._start(self._stop(grace_s))
 
     async def _stop(self, grace_s: float) -> None:
         finished = await self._life.stop(grace_s=grace_s, drain_s=self._settings.drain_s)
         event("stopped", every_call_answered=finished)
         self.should_exit = True
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        """Run something beside serving, and keep it until it is done."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:
+    """Return the models that will be served; none is loaded yet."""
+    queue = QueueLimits(settings.max_queue_calls, settings.max_queue_tokens, settings.timeout_s)
+    run = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.max_padding)
+
+    def batcher_of(name: str, engine: Engine) -> Batcher:
+        return Batcher(engine, queue, run, metrics.of_model(name))
+
+    load = loader(provider=settings.provider, threads=budget.threads, batcher_of=batcher_of)
+    return Models(load, settings.repository, default=settings.default_model)
+
+
+def _tell(error: StartRefused) -> None:
+    """Say in one line why nothing is served."""
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201 (for a person, whatever the log's form)
 
 
 def _listen(host: str, port: int) -> socket.socket:

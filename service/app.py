@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.resources import files
 
 from fastapi import FastAPI
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from service import __version__
-from service.errors import HeadwiseError
+from service.errors import HeadwiseError, StartRefused
 from service.life import Life
 from service.logs import event
 from service.metrics import Metrics
@@ -32,19 +32,31 @@ Masks say **true = takes part**. Errors are `{"error": …, "code": …}` with a
 """
 
 
-def create_app(settings: Settings, models: Models, life: Life, metrics: Metrics) -> FastAPI:
+def create_app(
+    settings: Settings,
+    models: Models,
+    life: Life,
+    metrics: Metrics,
+    *,
+    refuse: Callable[[StartRefused], None],
+) -> FastAPI:
     """
-    Return the application; starting it warms the models up in the background.
+    Return the application; starting it loads and warms the models up in the background.
 
     It answers `live` at once and `ready` once every model gave its golden answer.
+    `refuse` is called when an artifact cannot be read: the process must not go on.
     """
     routes = Routes(settings, models, life, metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        warming = asyncio.create_task(_warm_up(models))
+        tasks = [asyncio.create_task(_bring_up(models, refuse))]
+        if settings.repository_poll_s:
+            tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
         yield
-        await warming
+        for task in tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await models.close()
         routes.close()
 
@@ -66,14 +78,26 @@ def create_app(settings: Settings, models: Models, life: Life, metrics: Metrics)
     return app
 
 
-async def _warm_up(models: Models) -> None:
+async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:
     started = time.monotonic()
+    try:
+        await asyncio.to_thread(models.load)
+    except StartRefused as error:
+        refuse(error)
+        return
+    loaded = [f"{model.name}/{model.version}" for model in models]
+    event("loaded", models=loaded, seconds=round(time.monotonic() - started, 3))
     await asyncio.to_thread(models.warm_up)
-    seconds = round(time.monotonic() - started, 3)
     if models.problem is None:
-        event("ready", models=[model.name for model in models], warm_up_s=seconds)
+        event("ready", seconds=round(time.monotonic() - started, 3))
     else:
         event("not ready", level=logging.ERROR, problem=models.problem)
+
+
+async def _poll(models: Models, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        await models.refresh(retry=False)
 
 
 def _add_docs(app: FastAPI) -> None:

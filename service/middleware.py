@@ -51,6 +51,7 @@ class RequestFrame:
                 headers = MutableHeaders(scope=message)
                 seen.status, seen.code = message["status"], headers.get(CODE_HEADER)
                 headers[REQUEST_ID] = request_id
+                headers.setdefault("server-timing", f"total;dur={_ms_since(started)}")
                 if self._life.phase != "serving":
                     headers["connection"] = "close"
             elif message["type"] == "http.response.body":
@@ -69,9 +70,9 @@ class RequestFrame:
                 await to_response(Failed("internal error; the log has it under the request id"))(
                     scope, receive, framed_send
                 )
-        self._record(scope, seen, request_id, time.monotonic() - started)
+        self._record(scope, seen, request_id, started)
 
-    def _record(self, scope: Scope, seen: "_Seen", request_id: str, seconds: float) -> None:
+    def _record(self, scope: Scope, seen: "_Seen", request_id: str, started: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         status = seen.status or CLIENT_LEFT
         self._metrics.requests.labels(route, str(status)).inc()
@@ -84,7 +85,7 @@ class RequestFrame:
             route=route,
             status=status,
             code=seen.code,
-            ms=round(seconds * 1e3, 3),
+            ms=_ms_since(started),
             answer_bytes=seen.bytes,
             request_id=request_id,
         )
@@ -97,6 +98,10 @@ class _Seen:
         self.status: int | None = None
         self.code: str | None = None
         self.bytes = 0
+
+
+def _ms_since(started: float) -> float:
+    return round((time.monotonic() - started) * 1e3, 3)
 
 
 def _request_id(headers: Headers) -> str:

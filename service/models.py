@@ -1,5 +1,7 @@
 """The artifacts that are served: found, loaded, warmed up, looked up by name."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +14,19 @@ from service.batcher import Batcher
 from service.calls import Inputs
 from service.contract import LayerConfig
 from service.engine import Engine, OnnxEngine, Provider
-from service.errors import ArtifactUnreadable, InferenceFailed, InvalidInput, NotReady, UnknownModel
+from service.errors import (
+    ArtifactUnreadable,
+    InferenceFailed,
+    InvalidInput,
+    NotReady,
+    StartRefused,
+    UnknownModel,
+)
+from service.logs import event
 
 DEFAULT_NAME = "mha"
+
+_LOADING = "the models are being loaded"
 
 
 @dataclass
@@ -66,14 +78,26 @@ class Model:
 
 
 class Models:
-    """All models of one server, by name."""
+    """
+    The models of one server, by name, in the highest version of each that works.
 
-    def __init__(self, models: dict[str, Model], *, default: str | None = None) -> None:
-        self._models = models
+    Loading and warming up take their time and belong in a thread; looking up is
+    for the event loop.
+    """
+
+    def __init__(
+        self, load: Callable[[Path], Model], repository: Path, *, default: str | None = None
+    ) -> None:
+        self._load = load
+        self._repository = repository
         self._default = default
+        self._models: dict[str, Model] = {}
+        self._is_loaded = False
+        self._broken: set[Path] = set()
+        self._refreshing = asyncio.Lock()
 
     def __iter__(self) -> Iterator[Model]:
-        return iter(self._models.values())
+        return iter(list(self._models.values()))
 
     def get(self, name: str | None = None, version: str | None = None) -> Model:
         """
@@ -84,7 +108,10 @@ class Models:
         Raises:
             UnknownModel: no such name or version.
             InvalidInput: no name was given and there is no default.
+            NotReady: the models are still being loaded.
         """
+        if not self._is_loaded:
+            raise NotReady(_LOADING, retry_after_s=1)
         if name is None:
             name = self.default_name
         if name is None:
@@ -110,12 +137,71 @@ class Models:
     @property
     def problem(self) -> str | None:
         """Why the server is not ready for calls; None = every model is."""
+        if not self._is_loaded:
+            return _LOADING
         return next((f"{m.name}: {m.problem}" for m in self if m.problem is not None), None)
+
+    def load(self) -> None:
+        """
+        Load every artifact of the repository; none is warmed up yet.
+
+        Raises:
+            ArtifactUnreadable: the repository is missing or empty, one of its artifacts
+                cannot be read, or the default is none of them.
+            ProviderUnavailable: see `OnnxEngine`.
+        """
+        models = {name: self._load(path) for name, path in find_artifacts(self._repository).items()}
+        if not models:
+            raise ArtifactUnreadable(
+                f"{self._repository}: no artifact in it; publish one:"
+                " python -m export --name mha --embed-dim 768 --num-heads 12"
+            )
+        if self._default is not None and self._default not in models:
+            raise ArtifactUnreadable(
+                f"default model: expected one of {', '.join(sorted(models))}, got {self._default}"
+            )
+        self._models, self._is_loaded = models, True
 
     def warm_up(self) -> None:
         """Warm every model up."""
         for model in self:
             model.warm_up()
+
+    async def refresh(self, *, retry: bool) -> None:
+        """
+        Serve what is newer in the repository, without losing a call.
+
+        A newer artifact is loaded and warmed up beside the old one first.  A broken
+        one is told in the log and leaves the old one serving; it is tried again only
+        if `retry`.  What vanished from the repository is served on.
+        """
+        async with self._refreshing:
+            if retry:
+                self._broken.clear()
+            found = await asyncio.to_thread(lambda: list(self._newer()))
+            for path, model, problem in found:
+                if model is None:
+                    self._broken.add(path)
+                    event("not reloaded", level=logging.ERROR, problem=problem)
+                else:
+                    # Calls that hold the old model finish with it; then it is gone.
+                    self._models[model.name] = model
+                    event("reloaded", model=model.name, version=model.version)
+
+    def _newer(self) -> Iterator[tuple[Path, Model | None, str | None]]:
+        """Give each artifact newer than what is served: ready, or what is wrong with it."""
+        served = {model.name: model.version for model in self}
+        for name, path in find_artifacts(self._repository).items():
+            if int(path.name) <= served.get(name, 0) or path in self._broken:
+                continue
+            try:
+                model = self._load(path)
+                model.warm_up()
+            except StartRefused as error:
+                yield path, None, str(error)
+            else:
+                problem = model.problem and f"{path}: {model.problem}"
+                yield path, None if problem else model, problem
 
     def ready(self, model: Model) -> Model:
         """
@@ -137,42 +223,22 @@ class Models:
         return ", ".join(sorted(self._models))
 
 
-def load_models(
-    repository: Path,
-    *,
-    provider: Provider,
-    threads: int,
-    default: str | None,
-    batcher_of: Callable[[str, Engine], Batcher],
-) -> Models:
-    """
-    Return every artifact of `repository`, loaded and not yet warmed up.
+def loader(
+    *, provider: Provider, threads: int, batcher_of: Callable[[str, Engine], Batcher]
+) -> Callable[[Path], Model]:
+    """Return what makes a model of an artifact's directory `<repository>/<name>/<version>`."""
 
-    Raises:
-        ArtifactUnreadable: the repository is missing or empty, one of its artifacts
-            cannot be read, or the default is none of them.
-        ProviderUnavailable: see `OnnxEngine`.
-    """
-    models = {}
-    for name, path in find_artifacts(repository).items():
+    def load(path: Path) -> Model:
         artifact = read_artifact(path)
-        found = (artifact.manifest.name, str(artifact.manifest.version))
-        if found != (name, path.name):
-            raise ArtifactUnreadable(f"{path}: its manifest is of {found[0]} version {found[1]}")
-        engine = OnnxEngine(
-            artifact.graph_path, artifact.manifest.layer, provider=provider, threads=threads
-        )
-        models[name] = Model(artifact, engine, batcher_of(name, engine))
-    if not models:
-        raise ArtifactUnreadable(
-            f"{repository}: no artifact in it; publish one:"
-            " python -m export --name mha --embed-dim 768 --num-heads 12"
-        )
-    if default is not None and default not in models:
-        raise ArtifactUnreadable(
-            f"default model: expected one of {', '.join(sorted(models))}, got {default}"
-        )
-    return Models(models, default=default)
+        manifest = artifact.manifest
+        if (manifest.name, str(manifest.version)) != (path.parent.name, path.name):
+            raise ArtifactUnreadable(
+                f"{path}: its manifest is of {manifest.name} version {manifest.version}"
+            )
+        engine = OnnxEngine(artifact.graph_path, manifest.layer, provider=provider, threads=threads)
+        return Model(artifact, engine, batcher_of(manifest.name, engine))
+
+    return load
 
 
 def _error(found: npt.NDArray[np.float32] | None, expected: npt.NDArray[np.float32]) -> float:

@@ -74,6 +74,7 @@ class Routes:
         self._limits = Limits(
             settings.max_rows,
             settings.max_length,
+            settings.max_tokens,
             settings.max_answer_bytes,
             refuse_nonfinite=settings.nonfinite == "refuse",
         )
@@ -265,6 +266,11 @@ class Routes:
         ready = self._models.problem is None and self._life.phase == "serving"
         self._metrics.ready.set(ready)
         self._metrics.in_flight.set(self._life.in_flight)
+        self._metrics.model_info.clear()
+        for model in self._models:
+            precision = model.artifact.manifest.precision
+            labels = (model.name, str(model.version), precision, model.engine.provider)
+            self._metrics.model_info.labels(*labels).set(1)
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     def _describe(self, model: Model) -> dict[str, Any]:

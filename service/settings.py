@@ -32,6 +32,12 @@ class Settings(BaseModel):
     repository: Path = Field(
         Path("artifacts"), description="directory of artifacts: <repository>/<name>/<version>/"
     )
+    repository_poll_s: float = Field(
+        0.0,
+        ge=0,
+        le=86_400,
+        description="look for newer versions this often; 0 = only when told by SIGHUP",
+    )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
     default_model: str | None = Field(
@@ -55,6 +61,9 @@ class Settings(BaseModel):
     )
     max_rows: int = Field(256, ge=1, description="most sequences in one call; more: 413")
     max_length: int = Field(4096, ge=1, description="longest sequence, in tokens; longer: 413")
+    max_tokens: int = Field(
+        131_072, ge=1, description="most queries and keys in one call, padding included; more: 413"
+    )
     max_answer_bytes: int = Field(
         512 * 2**20, ge=1, description="largest answer, counted as FP32; larger: 413"
     )
@@ -77,6 +86,9 @@ class Settings(BaseModel):
     )
     timeout_s: float = Field(
         60.0, gt=0, le=3600, description="time a call may wait when it names no limit; then 504"
+    )
+    head_timeout_s: float = Field(
+        10.0, gt=0, le=3600, description="time a request's head may take to arrive; then 408"
     )
     body_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="time a request's body may take to arrive; then 408"

@@ -21,6 +21,7 @@ class Limits:
 
     max_rows: int
     max_length: int
+    max_tokens: int
     max_answer_bytes: int
     refuse_nonfinite: bool = False
 
@@ -65,6 +66,12 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     rows, length, _ = tensors.embeddings.shape
     _check_limits(rows, length, limits)
     keys = _check_memory(tensors, layer, limits)
+    padded = rows * (length + keys)
+    if padded > limits.max_tokens:
+        raise TooLarge(
+            f"call: at most {limits.max_tokens} queries and keys with their padding,"
+            f" got {rows} sequences of {length} and {keys}: {padded}"
+        )
     if options.causal and layer.is_cross:
         raise InvalidInput("causal: expected false for a cross-attention layer, got true")
     if tensors.attend_mask is not None:

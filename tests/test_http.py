@@ -2,6 +2,7 @@
 
 import re
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,10 +27,18 @@ def strict(layers: Layers) -> Iterator[Server]:
         max_rows=3,
         max_length=5,
         max_answer_bytes=400,
+        max_tokens=20,
+        head_timeout_s=0.5,
         body_timeout_s=0.5,
         nonfinite="refuse",
     ) as running:
         yield running
+
+
+def connect(server: Server) -> socket.socket:
+    """Return a bare connection."""
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
 
 
 def check_problem(response: Any, status: int, code: str, *words: str) -> None:
@@ -177,18 +186,43 @@ def test_nonfinite_embeddings_are_refused_where_the_setting_says_so(strict: Serv
     check_problem(response, 400, "invalid_input", "embeddings: expected finite", "[0, 1, 3]")
 
 
+@pytest.mark.parametrize("start", [b"", b"POST /v1/att", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+def test_head_that_never_ends_is_408(strict: Server, start: bytes) -> None:
+    """Neither a silent connection nor a slow head holds a place for long."""
+    with connect(strict) as connection:
+        connection.sendall(start)
+        answer = connection.makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"error":"head: expected within 0.5 s' in answer
+    assert b'"code":"too_slow"' in answer
+
+
+def test_second_head_on_a_kept_connection_is_timed_too(strict: Server) -> None:
+    """The timer starts again with the first byte of the next head."""
+    with connect(strict) as connection:
+        connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        first = connection.recv(4096)
+        time.sleep(1)  # idle longer than a head may take: no head has begun
+        connection.sendall(b"GET /v2/hea")
+        answer = connection.makefile("rb").read()
+
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"embeddings": [[[0.5] * 8]] * 4}, "embeddings: at most 3 sequences, got 4"),
         ({"embeddings": [[0.5] * 8] * 6}, "embeddings: at most 5 tokens long, got 6"),
         (
-            {"embeddings": [[[0.5] * 8] * 5] * 3},
-            "answer: at most 400 bytes, this call asks for 480",
+            {"embeddings": [[[0.5] * 8] * 4] * 3},
+            "call: at most 20 queries and keys with their padding, got 3 sequences of 4 and 4: 24",
         ),
         (
-            {"embeddings": [[0.5] * 8] * 5, "weights": True, "head_mask": [1, 1]},
-            "answer: at most 400 bytes, this call asks for",
+            {"embeddings": [[[0.5] * 8] * 5] * 2, "weights": True},
+            "answer: at most 400 bytes, this call asks for 720",
         ),
     ],
 )
@@ -198,10 +232,14 @@ def test_call_above_a_limit_is_413_with_limit_and_wish(
     """The caller learns both numbers."""
     response = strict.post("/v1/attention", json={**GOOD, **changes})
 
-    if "weights" in changes:  # 160 of output, 200 of weights: just within
-        assert response.status_code == 200
-    else:
-        check_problem(response, 413, "too_large", words)
+    check_problem(response, 413, "too_large", words)
+
+
+def test_call_just_within_every_limit_is_answered(strict: Server) -> None:
+    """A limit is what may be reached."""
+    response = strict.post("/v1/attention", json={**GOOD, "embeddings": [[[0.5] * 8] * 5] * 2})
+
+    assert response.status_code == 200
 
 
 def test_memory_above_the_limit_is_413(strict: Server) -> None:
@@ -213,8 +251,7 @@ def test_memory_above_the_limit_is_413(strict: Server) -> None:
 
 def test_announced_body_above_the_limit_is_413_before_it_is_sent(strict: Server) -> None:
     """A gigabyte is refused by its announcement alone, and the connection closed."""
-    host, port = strict.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with connect(strict) as connection:
         connection.sendall(
             b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Length: 1073741824\r\n\r\n"
         )
@@ -234,8 +271,7 @@ def test_chunked_body_above_the_limit_is_413(strict: Server) -> None:
 
 def test_body_that_never_arrives_is_408(strict: Server) -> None:
     """A slow sender holds a connection for a limited time."""
-    host, port = strict.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with connect(strict) as connection:
         connection.sendall(b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
         answer = connection.makefile("rb").read()
 
@@ -245,8 +281,7 @@ def test_body_that_never_arrives_is_408(strict: Server) -> None:
 
 def test_client_that_leaves_mid_body_is_counted_and_harms_nothing(server: Server) -> None:
     """No traceback, no 500: a status of its own."""
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with connect(server) as connection:
         connection.sendall(b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
 
     record = server.wait_for_log(r'.*"status":499.*')[0]

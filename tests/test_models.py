@@ -21,7 +21,7 @@ from service.errors import (
 )
 from service.joining import RunLimits
 from service.metrics import Metrics
-from service.models import Model, Models, load_models
+from service.models import Model, Models, loader
 from tests.layers import Layers
 
 
@@ -32,9 +32,11 @@ def batcher_of(name: str, engine: Engine) -> Batcher:
 
 def load(repository: Path, *, default: str | None = None, provider: Provider = "cpu") -> Models:
     """Load with one thread."""
-    return load_models(
-        repository, provider=provider, threads=1, default=default, batcher_of=batcher_of
+    models = Models(
+        loader(provider=provider, threads=1, batcher_of=batcher_of), repository, default=default
     )
+    models.load()
+    return models
 
 
 @pytest.fixture
@@ -164,7 +166,8 @@ def test_warm_up_of_a_wrong_engine_says_why(layers: Layers, index: int) -> None:
     said, answer = list(wrong_answers(golden.plain_output, golden.attention_weights).items())[index]
     engine = WrongEngine(answer)  # type: ignore[arg-type]
     model = Model(artifact, engine, batcher_of("tiny", engine))
-    models = Models({"tiny": model})
+    models = Models(lambda path: model, layers.repository)
+    models.load()
 
     models.warm_up()
 

@@ -16,7 +16,7 @@ ROWS = [
     {"options"},
     {"json_codec", "safetensors_codec", "oip_codec"},
     {"problems"},
-    {"middleware", "openapi"},
+    {"middleware", "openapi", "protocol"},
     {"routes"},
     {"app"},
     {"__main__"},

@@ -1,0 +1,66 @@
+"""
+Uvicorn's HTTP protocol with a limit on how long a request's head may take.
+
+Uvicorn times out idle connections only after their first answer, and never one
+that sends its headers byte by byte.
+"""
+
+import asyncio
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from service.errors import TooSlow
+from service.problems import status_of
+
+
+def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
+    """Return the protocol; a head that takes longer is answered 408 and the connection closed."""
+
+    class TimedProtocol(HttpToolsProtocol):
+        """Runs a timer from the first byte of a head, or from connecting, to its last."""
+
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._start_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._timer is None and (self.cycle is None or self.cycle.response_complete):
+                self._start_timer()
+            super().data_received(data)
+
+        def on_headers_complete(self) -> None:
+            self._stop_timer()
+            super().on_headers_complete()
+
+        def _start_timer(self) -> None:
+            self._timer = self.loop.call_later(seconds, self._on_timeout)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _on_timeout(self) -> None:
+            if not self.transport.is_closing():
+                self.transport.write(_answer(seconds))
+                self.transport.close()
+
+    return TimedProtocol
+
+
+def _answer(seconds: float) -> bytes:
+    error = TooSlow(f"head: expected within {seconds:g} s of connecting or of its first byte")
+    body = orjson.dumps({"error": str(error), "code": error.code})
+    head = (
+        f"HTTP/1.1 {status_of(error)} Request Timeout\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body
