@@ -208,7 +208,7 @@ def test_second_head_on_a_kept_connection_is_timed_too(strict: Server) -> None:
         answer = connection.makefile("rb").read()
 
     assert first.startswith(b"HTTP/1.1 200 ")
-    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"HTTP/1.1 408 " in answer  # after the rest of the first answer
 
 
 @pytest.mark.parametrize(
