@@ -11,9 +11,7 @@ import itertools
 import math
 import time
 from bisect import insort
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -120,8 +118,9 @@ class Batcher:
         self._runs = 0
         self._tokens_per_s = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._worker: asyncio.Task[None] | None = None
         self._running: list[_Ticket] = []
+        self._run: asyncio.Future[Run]
+        """The run of what is in `_running`, while there is any."""
         self._stop = Stop()
         self._closed = False
 
@@ -141,29 +140,29 @@ class Batcher:
         pieces = pieces_of(call, self._run_limits)
         tokens = sum(piece.tokens for piece in pieces)
         self._check_room(tokens)
+        loop = asyncio.get_running_loop()
+        pending = _Pending(call, loop.create_future(), tokens, time.monotonic(), len(pieces))
         timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        pending = _Pending(call, future, tokens, time.monotonic(), len(pieces))
-        with self._counted(pending):
-            for piece in pieces:
-                rank = (call.priority or 2**32, next(self._arrivals))
-                insort(self._waiting, _Ticket(rank, piece, pending, self._runs))
-            if self._worker is None or self._worker.done():
-                self._worker = asyncio.create_task(self._work())
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return await future
-            except TimeoutError:
-                raise DeadlineExceeded(f"the call's limit of {timeout_s:g} s passed") from None
-            finally:
-                if future.cancelled():
-                    self._leave(pending)
+        timer = loop.call_later(timeout_s, self._expire, pending, timeout_s)
+        self._count(1, tokens)
+        for piece in pieces:
+            rank = (call.priority or 2**32, next(self._arrivals))
+            insort(self._waiting, _Ticket(rank, piece, pending, self._runs))
+        if not self._running:
+            self._run_next()
+        try:
+            return await pending.future
+        finally:
+            timer.cancel()
+            self._count(-1, -tokens)
+            if pending.future.cancelled():
+                self._leave(pending)
 
     async def close(self) -> None:
         """Finish what waits, then end the thread; later calls are refused."""
         self._closed = True
-        if self._worker is not None:
-            await self._worker
+        while self._running:
+            await asyncio.wait({self._run})
         self._thread.shutdown()
 
     def _check_room(self, tokens: int) -> None:
@@ -189,14 +188,6 @@ class Batcher:
         rate = self._tokens_per_s
         return max(1, min(60, math.ceil(tokens / rate))) if rate else 1
 
-    @contextmanager
-    def _counted(self, pending: _Pending) -> Iterator[None]:
-        self._count(1, pending.tokens)
-        try:
-            yield
-        finally:
-            self._count(-1, -pending.tokens)
-
     def _count(self, calls: int, tokens: int) -> None:
         self._calls += calls
         self._tokens += tokens
@@ -209,25 +200,37 @@ class Batcher:
         if running and all(ticket.pending.is_left for ticket in self._running):
             self._stop.set()
 
-    async def _work(self) -> None:
-        """Run waiting pieces until none is left."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._waiting = [ticket for ticket in self._waiting if not ticket.pending.is_left]
-            if not self._waiting:
-                return
-            self._running, group = self._next_group()
-            self._runs += 1
-            self._stop = Stop()
-            try:
-                run = await loop.run_in_executor(
-                    self._thread, _run, self._engine, self._running, group, self._stop
-                )
-            except Exception as error:
-                self._fail(error)
-            else:
-                self._deliver(run)
-            self._running = []
+    def _expire(self, pending: _Pending, timeout_s: float) -> None:
+        if not pending.is_left:
+            pending.future.set_exception(
+                DeadlineExceeded(f"the call's limit of {timeout_s:g} s passed")
+            )
+            self._leave(pending)
+
+    def _run_next(self) -> None:
+        """Hand what goes next to the engine's thread, unless nothing waits."""
+        self._waiting = [ticket for ticket in self._waiting if not ticket.pending.is_left]
+        if not self._waiting:
+            return
+        self._running, group = self._next_group()
+        self._runs += 1
+        self._stop = Stop()
+        self._run = asyncio.get_running_loop().run_in_executor(
+            self._thread, _run_group, self._engine, self._running, group, self._stop
+        )
+        self._run.add_done_callback(self._finish)
+
+    def _finish(self, run: "asyncio.Future[Run]") -> None:
+        """Answer every call that the run has made whole, and start the next run."""
+        error = run.exception()
+        if error is None:
+            self._deliver(run.result())
+        else:
+            for ticket in self._running:
+                if not ticket.pending.is_left:
+                    ticket.pending.future.set_exception(error)
+        self._running = []
+        self._run_next()
 
     def _next_group(self) -> tuple[list[_Ticket], Group]:
         """Take the most urgent piece out of the queue, and every other that fits beside it."""
@@ -244,13 +247,7 @@ class Batcher:
         self._waiting = [ticket for ticket in self._waiting if id(ticket) not in chosen]
         return taken, group
 
-    def _fail(self, error: Exception) -> None:
-        for ticket in self._running:
-            if not ticket.pending.is_left:
-                ticket.pending.future.set_exception(error)
-
     def _deliver(self, run: Run) -> None:
-        """Answer every call that this run has made whole."""
         self._observer.run(run)
         seconds = run.assembly_s + run.compute_s
         rate = run.tokens / max(seconds, 1e-9)
@@ -266,7 +263,7 @@ class Batcher:
                 pending.future.set_result(pending.answer())
 
 
-def _run(engine: Engine, tickets: list[_Ticket], group: Group, stop: Stop) -> Run:
+def _run_group(engine: Engine, tickets: list[_Ticket], group: Group, stop: Stop) -> Run:
     """
     Run the group, and put each piece's outputs into its call's answer; in the engine's thread.
 

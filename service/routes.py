@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 from fastapi import APIRouter
@@ -328,16 +328,18 @@ class Routes:
         Raises:
             ClientDisconnect: nobody is there to answer to.
         """
-        answering = asyncio.create_task(model.batcher.submit(call))
-        leaving = asyncio.create_task(_left(request))
+        own_task = cast(asyncio.Task[None], asyncio.current_task())
+        left = asyncio.create_task(_left(request))
+        left.add_done_callback(lambda task: None if task.cancelled() else own_task.cancel())
         try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                return answering.result()
-            raise ClientDisconnect
+            return await model.batcher.submit(call)
+        except asyncio.CancelledError:
+            if not left.done():
+                raise
+            own_task.uncancel()
+            raise ClientDisconnect from None
         finally:
-            answering.cancel()
-            leaving.cancel()
+            left.cancel()
 
     async def _reply(
         self, reply: "Reply", model: Model, answer: Answer, started: float

@@ -293,3 +293,36 @@ def test_service_runs_where_torch_cannot_be_imported(layers: Layers) -> None:
 
     assert ended.returncode == 2
     assert "no such repository directory" in ended.stderr
+
+
+def test_caller_that_leaves_frees_the_engine_and_is_counted(layers: Layers) -> None:
+    """Neither a queued call nor a running one goes on for nobody; the log has no traceback."""
+    content = save({"embeddings": np.zeros((200, 256, 24), np.float32)})
+    head = (
+        "POST /v1/attention?model=mha HTTP/1.1\r\nHost: x\r\n"
+        f"Content-Type: application/x-safetensors\r\nContent-Length: {len(content)}\r\n\r\n"
+    ).encode()
+    with Server(layers.repository, max_run_tokens=10**6, max_run_cells=10**9) as server:
+        with connected(server) as running, connected(server) as queued:
+            running.sendall(head + content)
+            until(lambda: metric(server, 'headwise_queue_calls{model="mha"}') == 1)
+            queued.sendall(head + content)
+            until(lambda: metric(server, 'headwise_queue_calls{model="mha"}') == 2)
+        until(lambda: metric(server, 'headwise_queue_calls{model="mha"}') == 0)
+        dropped = [
+            metric(server, f'headwise_cancelled_total{{model="mha",where="{where}"}}')
+            for where in ("queued", "running")
+        ]
+        log, after = server.log(), server.post("/v1/attention", json=GOOD)
+
+    assert dropped == [1, 1]
+    assert log.count('"status":499') == 2
+    assert "Traceback" not in log
+    assert "Error" not in log
+    assert after.status_code == 200
+
+
+def metric(server: Server, name: str) -> float:
+    """Return the value of one metric; none yet = 0."""
+    found = re.search(rf"^{re.escape(name)} (\S+)$", server.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0

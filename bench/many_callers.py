@@ -1,0 +1,227 @@
+"""
+Many callers at once: joined against alone, under load and beyond it.
+
+    python -m bench.many_callers [mixed] [single] [overload] [health]
+
+Every comparison takes turns in one run; medians are printed.  The layer is the
+default one (768 wide, 12 heads), published into `artifacts` when it is missing.
+"""
+
+import asyncio
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import orjson
+import uvloop
+
+from bench.load import CONNECTION_LOST, Connection, Result, closed_load, open_load, request_bytes
+from bench.servers import HOST, ROOT, Peer, echo, headwise, plain
+from service.calls import Call, Inputs
+from service.contract import LayerConfig
+from service.engine import OnnxEngine
+from service.joining import Group, RunLimits, joined_inputs, pieces_of
+from service.settings import Settings
+
+REPOSITORY = ROOT / "artifacts"
+WIDTH = 768
+PATH = "/v2/models/mha/infer"
+ROUNDS = 5
+SECONDS = 4.0
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the named parts, or all of them."""
+    _publish()
+    print(_machine(), flush=True)
+    parts = {"mixed": mixed, "single": single, "overload": overload, "health": health}
+    for name in argv or parts:
+        print(f"\n## {name}", flush=True)
+        parts[name]()
+
+
+def mixed() -> None:
+    """64 clients, lengths 1..64: Headwise against the plain reference, and against its bound."""
+    lengths = np.random.default_rng(0).permutation(np.tile(np.arange(1, 65), 4))
+    requests = [_infer(1, int(length)) for length in lengths]
+    seen: dict[str, list[Result]] = {"headwise": [], "plain": [], "echo": []}
+    engine_rates = []
+    with headwise(REPOSITORY) as ours, plain(REPOSITORY) as theirs, echo() as floor:
+        peers = {"headwise": ours, "plain": theirs, "echo": floor}
+        for _ in range(ROUNDS):
+            for name, peer in peers.items():
+                seen[name].append(_closed(peer, requests, clients=64))
+            engine_rates.append(_engine_rate([int(length) for length in lengths]))
+    rates = {name: statistics.median(r.rate for r in results) for name, results in seen.items()}
+    engine = statistics.median(engine_rates)
+    bound = 1 / (1 / engine + 1 / rates["echo"])
+    for name, results in seen.items():
+        p50, p99 = (statistics.median(r.percentiles_ms(q)[0] for r in results) for q in (50, 99))
+        print(f"{name}: {rates[name]:.0f} calls/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms")
+    print(f"engine alone, the same mix joined by hand: {engine:.0f} calls/s")
+    print(f"headwise / plain: {rates['headwise'] / rates['plain']:.2f} (wanted >= 4)")
+    print(f"headwise / bound of {bound:.0f}: {rates['headwise'] / bound:.2f} (wanted >= 0.9)")
+
+
+def single() -> None:
+    """One client: the batcher's price, against the same server without one."""
+    for shape in ((1, 1), (1, 8), (1, 128)):
+        requests = [_infer(*shape)]
+        p50s: dict[str, list[float]] = {"batcher": [], "direct": []}
+        with headwise(REPOSITORY) as ours, headwise(REPOSITORY, module="bench.direct") as direct:
+            for _ in range(ROUNDS * 2):
+                for name, peer in (("batcher", ours), ("direct", direct)):
+                    result = _closed(peer, requests, clients=1, seconds=2)
+                    p50s[name].append(result.percentiles_ms(50)[0])
+        medians = {name: statistics.median(values) for name, values in p50s.items()}
+        ratio = statistics.median(
+            a / b for a, b in zip(p50s["batcher"], p50s["direct"], strict=True)
+        )
+        print(
+            f"{list(shape)}: with {medians['batcher']:.3f} ms, without"
+            f" {medians['direct']:.3f} ms, ratio {ratio:.3f} (wanted <= 1.03)"
+        )
+
+
+def overload(seconds: float = 60) -> None:
+    """Offer 0.5 to 10 times the capacity at [1, 32]; what is answered, refused, and how fast."""
+    requests = [_infer(1, 32)]
+    with headwise(REPOSITORY) as peer:
+        capacity = _closed(peer, requests, clients=64, seconds=10).rate
+        print(f"capacity (64 clients that wait): {capacity:.0f} calls/s")
+        for factor in (0.5, 1, 2, 5, 10):
+            before = peer.resident_mb()
+            result = uvloop.run(
+                open_load(HOST, peer.port, requests, rate=capacity * factor, seconds=seconds)
+            )
+            p50, p99 = result.percentiles_ms(50, 99)
+            (refused_p99,) = result.percentiles_ms(99, status=429)
+            offered = result.offered / seconds
+            print(
+                f"{factor}x: offered {offered:.0f}/s, good {result.rate:.0f}/s"
+                f" ({result.rate / capacity:.2f} of capacity), p50 {p50:.1f} p99 {p99:.1f} ms,"
+                f" {result.by_status()}, refused p99 {refused_p99:.1f} ms,"
+                f" memory {before:.0f} -> {peer.resident_mb():.0f} MB",
+                flush=True,
+            )
+            started = time.perf_counter()
+            while _closed(peer, requests, clients=1, seconds=0.05).statuses.count(200) == 0:
+                pass
+            print(f"   first good answer after {time.perf_counter() - started:.2f} s", flush=True)
+
+
+def health() -> None:
+    """Ask for `live` while clients send [8, 512] calls with weights, in binary and in JSON."""
+    block = np.random.default_rng(0).standard_normal((8, 512, WIDTH)).astype(np.float32)
+    binary = _infer(8, 512, model="mha-weights")
+    body = orjson.dumps(
+        {"model": "mha", "weights": True, "embeddings": block}, option=orjson.OPT_SERIALIZE_NUMPY
+    )
+    for name, request in (("binary", binary), ("json", request_bytes("/v1/attention", body))):
+        with headwise(REPOSITORY, max_body_bytes=2**28) as peer:
+            latencies, statuses = uvloop.run(_probe_under(peer, request, clients=4, seconds=20))
+        p50, p99, top = np.percentile(latencies, (50, 99, 100)) * 1e3
+        print(
+            f"{name} ({len(request) / 1e6:.0f} MB a request), 4 clients: live p50 {p50:.1f}"
+            f" p99 {p99:.1f} max {top:.1f} ms over {len(latencies)} probes; calls {statuses}"
+        )
+
+
+async def _probe_under(
+    peer: Peer, request: bytes, *, clients: int, seconds: float
+) -> tuple[list[float], dict[int, int]]:
+    load = asyncio.create_task(
+        closed_load(HOST, peer.port, [request], clients=clients, seconds=seconds)
+    )
+    connection = await Connection.open(HOST, peer.port)
+    probe = b"GET /v2/health/live HTTP/1.1\r\nHost: bench\r\n\r\n"
+    latencies = []
+    while not load.done():
+        started = time.perf_counter()
+        status = await connection.send(probe)
+        if status == CONNECTION_LOST:
+            raise RuntimeError("the probe's connection was lost")
+        latencies.append(time.perf_counter() - started)
+        await asyncio.sleep(0.05)
+    return latencies, load.result().by_status()
+
+
+def _closed(
+    peer: Peer, requests: Sequence[bytes], *, clients: int, seconds: float = SECONDS
+) -> Result:
+    return uvloop.run(closed_load(HOST, peer.port, requests, clients=clients, seconds=seconds))
+
+
+def _infer(rows: int, length: int, *, model: str = "mha") -> bytes:
+    """Return a binary request of the protocol."""
+    x = np.random.default_rng(length).standard_normal((rows, length, WIDTH)).astype(np.float32)
+    entry = {
+        "name": "embeddings",
+        "shape": [rows, length, WIDTH],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": x.nbytes},
+    }
+    header = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
+    return request_bytes(
+        f"/v2/models/{model}/infer",
+        header + x.tobytes(),
+        Inference_Header_Content_Length=str(len(header)),
+    )
+
+
+def _engine_rate(lengths: list[int]) -> float:
+    """Return calls a second of the engine alone, the mix sorted and joined by hand."""
+    engine = OnnxEngine(_graph(), LayerConfig(WIDTH, 12), threads=2)
+    settings = Settings()
+    limits = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.max_padding)
+    groups: list[Group] = []
+    for length in sorted(lengths):
+        call = Call(Inputs(np.ones((1, length, WIDTH), np.float32)))
+        [piece] = pieces_of(call, limits)
+        wider = groups[-1].joined(piece, limits) if groups else None
+        if wider is None:
+            groups.append(Group.of(piece))
+        else:
+            groups[-1] = wider
+    batches = [joined_inputs(group) for group in groups]
+    started, runs = time.perf_counter(), 0
+    while time.perf_counter() - started < SECONDS:
+        for batch in batches:
+            engine.run(batch, weights=False)
+        runs += 1
+    return runs * len(lengths) / (time.perf_counter() - started)
+
+
+def _graph() -> Path:
+    return REPOSITORY / "mha" / "1" / "layer.onnx"
+
+
+def _publish() -> None:
+    if not _graph().exists():
+        argv = ["--name", "mha", "--embed-dim", str(WIDTH), "--num-heads", "12"]
+        subprocess.run([sys.executable, "-m", "export", *argv], cwd=ROOT, check=True)
+
+
+def _machine() -> str:
+    commit = subprocess.run(
+        ["/usr/bin/env", "git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    cpu = next(
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    return f"{cpu}, {platform.python_version()}, commit {commit}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

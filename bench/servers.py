@@ -1,0 +1,94 @@
+"""Processes that a benchmark starts, waits for and ends."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+HOST = "127.0.0.1"
+_LIMIT_S = 60
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A running server."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def resident_mb(self) -> float:
+        """Return its resident memory."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextlib.contextmanager
+def headwise(repository: Path, *, module: str = "service", **settings: object) -> Iterator[Peer]:
+    """Give a running Headwise, or a variant of it; settings without prefix."""
+    port = free_port()
+    chosen = {"repository": repository, "port": port, "log_level": "warning", "grace_s": 0}
+    named = {f"HEADWISE_{key.upper()}": str(value) for key, value in (chosen | settings).items()}
+    with _started("headwise", port, ["-m", module], ready="/v2/health/ready", **named) as peer:
+        yield peer
+
+
+@contextlib.contextmanager
+def plain(repository: Path) -> Iterator[Peer]:
+    """Give the plain reference with the graph of the layer `mha`."""
+    port = free_port()
+    graph = repository / "mha" / "1" / "layer.onnx"
+    with _started("plain", port, ["-m", "bench.plain", str(graph), str(port)]) as peer:
+        yield peer
+
+
+@contextlib.contextmanager
+def echo() -> Iterator[Peer]:
+    """Give the bare echo."""
+    port = free_port()
+    with _started("echo", port, ["-m", "bench.echo", str(port)]) as peer:
+        yield peer
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server((HOST, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _started(
+    name: str, port: int, argv: list[str], *, ready: str | None = None, **environ: str
+) -> Iterator[Peer]:
+    process = subprocess.Popen(
+        [sys.executable, *argv],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait(process, port, ready)
+        yield Peer(name, port, process)
+    finally:
+        process.terminate()
+        process.wait(_LIMIT_S)
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, ready: str | None) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode}")
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 1) as connection:
+            path = ready or "/"
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: b\r\n\r\n".encode())
+            if ready is None or connection.recv(64).startswith(b"HTTP/1.1 200"):
+                return
+        time.sleep(0.05)
+    raise RuntimeError("the server did not answer in time")
