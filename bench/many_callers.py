@@ -73,7 +73,10 @@ def single() -> None:
     for shape in ((1, 1), (1, 8), (1, 128)):
         requests = [_infer(*shape)]
         p50s: dict[str, list[float]] = {"batcher": [], "direct": []}
-        with headwise(REPOSITORY) as ours, headwise(REPOSITORY, module="bench.direct") as direct:
+        with (
+            headwise(REPOSITORY) as ours,
+            headwise(REPOSITORY, argv=("-m", "bench.direct")) as direct,
+        ):
             for _ in range(ROUNDS * 2):
                 for name, peer in (("batcher", ours), ("direct", direct)):
                     result = _closed(peer, requests, clients=1, seconds=2)

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,14 @@ class Peer:
 
 
 @contextlib.contextmanager
-def headwise(repository: Path, *, module: str = "service", **settings: object) -> Iterator[Peer]:
-    """Give a running Headwise, or a variant of it; settings without prefix."""
+def headwise(
+    repository: Path, *, argv: Sequence[str] = ("-m", "service"), **settings: object
+) -> Iterator[Peer]:
+    """Give a running Headwise, or what else `argv` tells the interpreter; settings bare."""
     port = free_port()
     chosen = {"repository": repository, "port": port, "log_level": "warning", "grace_s": 0}
     named = {f"HEADWISE_{key.upper()}": str(value) for key, value in (chosen | settings).items()}
-    with _started("headwise", port, ["-m", module], ready="/v2/health/ready", **named) as peer:
+    with _started("headwise", port, argv, ready="/v2/health/ready", **named) as peer:
         yield peer
 
 
@@ -64,7 +66,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def _started(
-    name: str, port: int, argv: list[str], *, ready: str | None = None, **environ: str
+    name: str, port: int, argv: Sequence[str], *, ready: str | None = None, **environ: str
 ) -> Iterator[Peer]:
     process = subprocess.Popen(
         [sys.executable, *argv],
