@@ -23,6 +23,7 @@ from service.metrics import Metrics
 from service.models import Models, loader
 from service.protocol import with_head_timeout
 from service.settings import Settings
+from service.tracing import NoTracing, OpenTelemetry, Tracing
 
 _CONNECTION_END_S = 5
 """Time for the last answers to leave their sockets once every call is answered."""
@@ -33,11 +34,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
         configure(settings.log_format, settings.log_level)
+        tracing = OpenTelemetry() if settings.tracing else NoTracing()
         listener = _listen(settings.host, settings.port)
     except StartRefused as error:
         _tell(error)
         return 2
-    server = _Server(settings, cpu_budget(settings.threads), _url(listener))
+    server = _Server(settings, cpu_budget(settings.threads), tracing, _url(listener))
     server.run([listener])
     return server.exit_code
 
@@ -51,14 +53,14 @@ class _Server(uvicorn.Server):
     exits with 0.
     """
 
-    def __init__(self, settings: Settings, budget: CpuBudget, url: str) -> None:
+    def __init__(self, settings: Settings, budget: CpuBudget, tracing: Tracing, url: str) -> None:
         self.exit_code = 0
         self._settings = settings
         self._life = Life()
         self._tasks: set[asyncio.Task[None]] = set()
         metrics = Metrics()
         self._models = _models(settings, budget, metrics)
-        app = create_app(settings, self._models, self._life, metrics, refuse=self._refuse)
+        app = create_app(settings, self._models, self._life, metrics, tracing, refuse=self._refuse)
         super().__init__(
             uvicorn.Config(
                 app,

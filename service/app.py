@@ -24,6 +24,7 @@ from service.models import Models
 from service.problems import answer_http_exception, answer_problem, answer_validation_error
 from service.routes import Routes
 from service.settings import Settings
+from service.tracing import Tracing
 
 _DESCRIPTION = """\
 Serves a multi-head-attention layer: send embeddings, get outputs and each head's weights.
@@ -37,6 +38,7 @@ def create_app(
     models: Models,
     life: Life,
     metrics: Metrics,
+    tracing: Tracing,
     *,
     refuse: Callable[[StartRefused], None],
 ) -> FastAPI:
@@ -46,7 +48,7 @@ def create_app(
     It answers `live` at once and `ready` once every model gave its golden answer.
     `refuse` is called when an artifact cannot be read: the process must not go on.
     """
-    routes = Routes(settings, models, life, metrics)
+    routes = Routes(settings, models, life, metrics, tracing)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -44,6 +44,7 @@ from service.options import from_query
 from service.pieces import gathered
 from service.settings import Settings
 from service.shapes import Limits, to_call
+from service.tracing import Tracing
 from service.workers import INLINE_BYTES, Workers
 
 _JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
@@ -65,11 +66,14 @@ _CALL_ERRORS: Final = (
 class Routes:
     """The endpoints of one server."""
 
-    def __init__(self, settings: Settings, models: Models, life: Life, metrics: Metrics) -> None:
+    def __init__(
+        self, settings: Settings, models: Models, life: Life, metrics: Metrics, tracing: Tracing
+    ) -> None:
         self._settings = settings
         self._models = models
         self._life = life
         self._metrics = metrics
+        self._tracing = tracing
         self._workers = Workers()
         self._limits = Limits(
             settings.max_rows,
@@ -80,8 +84,9 @@ class Routes:
         )
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and send what is left to tell."""
         self._workers.close()
+        self._tracing.close()
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
@@ -192,7 +197,7 @@ class Routes:
         else:
             length, pieces = safetensors_codec.encode(model.name, model.version, answer)
         reply = Reply(format_out, length, pieces, {})
-        return await self._reply(reply, model, answer, started)
+        return await self._reply(request, reply, model, answer, started)
 
     async def infer(self, request: Request) -> Response:
         """
@@ -223,7 +228,7 @@ class Routes:
         else:
             headers = {oip_codec.HEADER_LENGTH: str(header_length)}
             reply = Reply(oip_codec.BINARY_MEDIA_TYPE, length, pieces, headers)
-        return await self._reply(reply, model, answer, started)
+        return await self._reply(request, reply, model, answer, started)
 
     async def list_models(self) -> Response:
         """Return every model that is served, in short, and which one is the default."""
@@ -342,7 +347,7 @@ class Routes:
             left.cancel()
 
     async def _reply(
-        self, reply: "Reply", model: Model, answer: Answer, started: float
+        self, request: Request, reply: "Reply", model: Model, answer: Answer, started: float
     ) -> Response:
         """Return the response, a large one in pieces, with its stages told and counted."""
         stages = {
@@ -355,12 +360,12 @@ class Routes:
             content = b"".join(reply.pieces)
             stages["encode"] = time.monotonic() - encode_started
             stages["total"] = time.monotonic() - started
-            self._count(model, stages)
+            self._count(request, model, stages)
             response = Response(content, media_type=reply.media_type, headers=reply.headers)
         else:
             # What comes after the first byte is not known when the headers go out.
             stages["total"] = time.monotonic() - started
-            body = self._stream(reply.pieces, model, stages, started, encode_started)
+            body = self._stream(request, reply.pieces, model, stages, started, encode_started)
             response = StreamingResponse(body, media_type=reply.media_type, headers=reply.headers)
             if reply.length is not None:
                 response.headers["content-length"] = str(reply.length)
@@ -371,6 +376,7 @@ class Routes:
 
     async def _stream(
         self,
+        request: Request,
         pieces: Iterator[bytes],
         model: Model,
         stages: dict[str, float],
@@ -381,9 +387,10 @@ class Routes:
             yield piece
         now = time.monotonic()
         whole = {**stages, "encode": now - encode_started, "total": now - started}
-        self._count(model, whole)
+        self._count(request, model, whole)
 
-    def _count(self, model: Model, stages: dict[str, float]) -> None:
+    def _count(self, request: Request, model: Model, stages: dict[str, float]) -> None:
+        self._tracing.call(model.name, stages, request.headers)
         for stage, seconds in stages.items():
             self._metrics.stage_seconds.labels(stage, model.name).observe(seconds)
 

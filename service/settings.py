@@ -108,6 +108,9 @@ class Settings(BaseModel):
     drain_s: float = Field(
         30.0, ge=0, le=3600, description="after the grace, time for accepted calls to finish"
     )
+    tracing: bool = Field(
+        False, description="send OpenTelemetry spans by OTLP; needs the extra otel"
+    )
     log_format: Literal["auto", "json", "text"] = Field(
         "auto", description="log lines; auto = text on a terminal, json elsewhere"
     )
