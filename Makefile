@@ -9,6 +9,8 @@ DOCKER ?= docker
 ARGS ?=
 
 PY := $(VENV)/bin/python
+# A comma of its own would end an argument of $(call).
+SERVING := '.[serve,test]'
 REPOSITORY := $(or $(HEADWISE_REPOSITORY),artifacts)
 
 .DEFAULT_GOAL := help
@@ -63,7 +65,7 @@ $(VENV)/dev.stamp: pyproject.toml constraints.txt
 	@touch $(VENV)/run.stamp $@
 
 $(VENV)/serve.stamp: pyproject.toml constraints.txt
-	$(call install,-e '.[serve,test]',60 MB)
+	$(call install,-e $(SERVING),60 MB)
 	@touch $@
 
 # What the tests serve where the exporter cannot run.
