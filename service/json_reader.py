@@ -22,6 +22,9 @@ from service.errors import InvalidInput
 MAX_RANK: Final = 5
 """One more than the deepest tensor of the contract, so that its message can say how deep it is."""
 
+_MAX_MEMBERS: Final = 32
+"""More than any object of ours has; larger ones are left to the exact reader."""
+
 Node = Any
 """A JSON value in a reader's own form; only the reader it came from understands it."""
 
@@ -183,8 +186,9 @@ class _FastReader:
     def _members(self, node: Node) -> dict[str, Node]:
         if not isinstance(node, simdjson.Object):
             raise _Irregular
-        keys = list(node.keys())
-        if len(set(keys)) != len(keys):
+        keys = list(node.keys()) if len(node) <= _MAX_MEMBERS else []
+        # simdjson looks a key up by going through all before it.
+        if not keys or len(set(keys)) != len(keys):
             raise _Irregular
         return {key: node[key] for key in keys}  # `items()` would make Python's own of all
 

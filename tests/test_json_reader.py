@@ -199,6 +199,15 @@ def test_read_plain_objects_count_their_arrays() -> None:
     assert read(body, lambda r: r.plain(r.root()["x"])) == {"a": [[1], {"b": []}], "c": "["}
 
 
+def test_fast_reader_leaves_objects_of_many_members_alone() -> None:
+    """Looking up each of many keys would take the square of their number."""
+    body = json.dumps({f"k{i}": 1 for i in range(33)}).encode()
+
+    with pytest.raises(_Irregular):
+        _FastReader(body).root()
+    assert len(read(body, lambda r: r.root())) == 33
+
+
 def test_nested_place_counts_through_ragged_levels() -> None:
     """The place of a leaf is found from the counts alone."""
     found = read(b'{"x": [[[1], [2, 3]], [], [[4]]]}', floats_of)
