@@ -31,7 +31,7 @@ from service.settings import Settings
 REPOSITORY = ROOT / "artifacts"
 WIDTH = 768
 PATH = "/v2/models/mha/infer"
-ROUNDS = 5
+ROUNDS = 3
 SECONDS = 4.0
 
 

@@ -92,15 +92,18 @@ def find_artifacts(repository: Path) -> dict[str, Path]:
     Directories whose name or version is not valid are no artifacts and are passed over.
 
     Raises:
-        ArtifactUnreadable: `repository` is no directory.
+        ArtifactUnreadable: `repository` is no directory, or not open to us.
     """
-    if not repository.is_dir():
-        raise ArtifactUnreadable(f"{repository}: no such repository directory")
     found = {}
-    for directory in sorted(repository.iterdir()):
-        versions = published_versions(repository, directory.name)
-        if versions:
-            found[directory.name] = directory / str(versions[-1])
+    try:
+        if not repository.is_dir():
+            raise ArtifactUnreadable(f"{repository}: no such repository directory")
+        for directory in sorted(repository.iterdir()):
+            versions = published_versions(repository, directory.name)
+            if versions:
+                found[directory.name] = directory / str(versions[-1])
+    except OSError as error:
+        raise ArtifactUnreadable(f"{error.filename}: {error.strerror}") from error
     return found
 
 

@@ -92,9 +92,9 @@ class _Pending:
 
 @dataclass(order=True)
 class _Ticket:
-    """A waiting piece, ordered by priority and then by arrival."""
+    """A waiting piece, ordered by priority, its place in its call, and arrival."""
 
-    rank: tuple[int, int]
+    rank: tuple[int, int, int]
     piece: Piece = field(compare=False)
     pending: _Pending = field(compare=False)
     runs_before: int = field(compare=False)
@@ -145,8 +145,10 @@ class Batcher:
         timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
         timer = loop.call_later(timeout_s, self._expire, pending, timeout_s)
         self._count(1, tokens)
-        for piece in pieces:
-            rank = (call.priority or 2**32, next(self._arrivals))
+        arrival = next(self._arrivals)
+        for i, piece in enumerate(pieces):
+            # A call's later pieces stand behind the first ones of calls that came after it.
+            rank = (call.priority or 2**32, i, arrival)
             insort(self._waiting, _Ticket(rank, piece, pending, self._runs))
         if not self._running:
             self._run_next()
@@ -234,7 +236,7 @@ class Batcher:
 
     def _next_group(self) -> tuple[list[_Ticket], Group]:
         """Take the most urgent piece out of the queue, and every other that fits beside it."""
-        oldest = min(self._waiting, key=lambda ticket: ticket.rank[1])
+        oldest = min(self._waiting, key=lambda ticket: ticket.rank[2])
         overdue = self._runs - oldest.runs_before >= MAX_RUNS_PASSED
         first = oldest if overdue else self._waiting[0]
         taken, group = [first], Group.of(first.piece)

@@ -25,13 +25,15 @@ from service.errors import InvalidInput
 from service.json_reader import Nested, Node, Reader, read
 from service.options import NAMES, check_known, checked
 from service.pieces import json_array
-from service.shapes import Options, Tensors, add_batch_axis, pad, pad_last
+from service.shapes import Limits, Options, Tensors, add_batch_axis, pad, pad_last
 
 MEDIA_TYPE: Final = "application/json"
 _KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, *NAMES)
 
 
-def decode(body: bytes, outer: Mapping[str, object]) -> tuple[Tensors, Options, bool]:
+def decode(
+    body: bytes, outer: Mapping[str, object], limits: Limits
+) -> tuple[Tensors, Options, bool]:
     """
     Return a body's tensors and options, and whether it is one sequence [S][E].
 
@@ -39,8 +41,9 @@ def decode(body: bytes, outer: Mapping[str, object]) -> tuple[Tensors, Options, 
 
     Raises:
         InvalidInput: the body is not JSON of the documented form.
+        TooLarge: padding it would go above a limit.
     """
-    return read(body, lambda reader: _decode(reader, outer))
+    return read(body, lambda reader: _decode(reader, outer, limits))
 
 
 def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator[bytes]:
@@ -60,7 +63,9 @@ def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator
     yield b"}"
 
 
-def _decode(reader: Reader, outer: Mapping[str, object]) -> tuple[Tensors, Options, bool]:
+def _decode(
+    reader: Reader, outer: Mapping[str, object], limits: Limits
+) -> tuple[Tensors, Options, bool]:
     # Clients with typed models send null for what they leave out.
     root = {key: node for key, node in reader.root().items() if node is not None}
     check_known(root, _KEYS, "body")
@@ -74,18 +79,18 @@ def _decode(reader: Reader, outer: Mapping[str, object]) -> tuple[Tensors, Optio
         raise InvalidInput(
             f"{EMBEDDINGS}: expected [B][S][E] or [S][E], got {embeddings.rank} levels of arrays"
         )
-    lengths, block, true_lengths = _sequences(embeddings, EMBEDDINGS, single=single)
+    lengths, block, true_lengths = _sequences(embeddings, EMBEDDINGS, limits, single=single)
     key_lengths, memory, memory_lengths = lengths, None, None
     if MEMORY in root:
         nested = reader.floats(root[MEMORY], MEMORY)
         _check_rank(nested, MEMORY, 3, single=single)
-        key_lengths, memory, memory_lengths = _sequences(nested, MEMORY, single=single)
+        key_lengths, memory, memory_lengths = _sequences(nested, MEMORY, limits, single=single)
         _check_count(MEMORY, len(key_lengths), len(lengths))
     tensors = Tensors(
         block,
         memory,
-        _attend_mask(reader, root, key_lengths, single=single),
-        _pair_mask(reader, root, lengths, key_lengths, single=single),
+        _attend_mask(reader, root, key_lengths, limits, single=single),
+        _pair_mask(reader, root, lengths, key_lengths, limits, single=single),
         _head_mask(reader, root),
         true_lengths,
         memory_lengths,
@@ -94,7 +99,7 @@ def _decode(reader: Reader, outer: Mapping[str, object]) -> tuple[Tensors, Optio
 
 
 def _sequences(
-    nested: Nested, name: str, *, single: bool
+    nested: Nested, name: str, limits: Limits, *, single: bool
 ) -> tuple[list[int], Floats, np.ndarray[Any, Any] | None]:
     """Return the length of each sequence, the padded block, and the lengths if they differ."""
     lengths, widths = nested.counts[-2], nested.counts[-1]
@@ -111,12 +116,17 @@ def _sequences(
     packed = nested.values.reshape(len(widths), widths[0])
     if single:
         return lengths, packed, None
-    block, true_lengths = pad(packed, lengths)
+    block, true_lengths = pad(packed, lengths, name, limits)
     return lengths, block, true_lengths
 
 
 def _attend_mask(
-    reader: Reader, root: dict[str, Node], key_lengths: list[int], *, single: bool
+    reader: Reader,
+    root: dict[str, Node],
+    key_lengths: list[int],
+    limits: Limits,
+    *,
+    single: bool,
 ) -> Bools | None:
     if ATTEND_MASK not in root:
         return None
@@ -131,7 +141,8 @@ def _attend_mask(
             )
     if single:
         return nested.values
-    return pad_last(np.split(nested.values, np.cumsum(key_lengths)[:-1]))
+    parts = np.split(nested.values, np.cumsum(key_lengths)[:-1])
+    return pad_last(parts, ATTEND_MASK, limits)
 
 
 def _pair_mask(
@@ -139,6 +150,7 @@ def _pair_mask(
     root: dict[str, Node],
     lengths: list[int],
     key_lengths: list[int],
+    limits: Limits,
     *,
     single: bool,
 ) -> Bools | None:
@@ -153,7 +165,8 @@ def _pair_mask(
             return mask
     if single:
         raise InvalidInput(f"{PAIR_MASK}: expected [H or 1][S][T], got rows of unequal length")
-    return pad_last(_pair_masks_by_sequence(nested, lengths, key_lengths))
+    parts = _pair_masks_by_sequence(nested, lengths, key_lengths)
+    return pad_last(parts, PAIR_MASK, limits)
 
 
 def _pair_masks_by_sequence(

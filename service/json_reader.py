@@ -176,11 +176,14 @@ class _FastReader:
         return _walk(self.plain(node), where, _to_bools)
 
     def plain(self, node: Node) -> Any:
-        if isinstance(node, simdjson.Array):
-            node = node.as_list()
-        elif isinstance(node, simdjson.Object):
-            node = node.as_dict()
-        self.arrays += _count_arrays(node)
+        try:
+            if isinstance(node, simdjson.Array):
+                node = node.as_list()
+            elif isinstance(node, simdjson.Object):
+                node = node.as_dict()
+            self.arrays += _count_arrays(node)
+        except RecursionError as error:
+            raise _Irregular from error
         return node
 
     def _members(self, node: Node) -> dict[str, Node]:

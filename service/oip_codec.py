@@ -27,8 +27,8 @@ from service.contract import (
     WEIGHTS_SUFFIX,
 )
 from service.errors import InvalidInput
-from service.json_reader import Nested, Node, Reader, kind_of, read
-from service.options import check_known, checked
+from service.json_reader import MAX_RANK, Nested, Node, Reader, kind_of, read
+from service.options import MAX_TIMEOUT_S, check_known, checked
 from service.pieces import gathered, json_array, raw
 from service.shapes import Options, Tensors
 
@@ -149,6 +149,8 @@ def _decode(
     request_id = reader.plain(root["id"]) if "id" in root else ""
     if not isinstance(request_id, str):
         raise InvalidInput(f"id: expected a string, got {kind_of(request_id)}")
+    if any("\ud800" <= character <= "\udfff" for character in request_id):
+        raise InvalidInput("id: expected Unicode characters, got a lone surrogate")
     parameters = _parameters(reader, root, "parameters")
     if "inputs" not in root:
         raise InvalidInput("inputs: expected an array of tensors, got none")
@@ -165,8 +167,11 @@ def _options(parameters: dict[str, Any], timeout_s: float | None, *, weights: bo
     raw: dict[str, object] = {"weights": weights, "timeout_s": timeout_s}
     if "timeout" in parameters:
         timeout = parameters["timeout"]
-        if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout < 0:
-            raise InvalidInput("parameters.timeout: expected whole microseconds")
+        whole = isinstance(timeout, int) and not isinstance(timeout, bool)
+        if not whole or not 0 <= timeout <= MAX_TIMEOUT_S * 1e6:
+            raise InvalidInput(
+                f"parameters.timeout: expected whole microseconds up to {MAX_TIMEOUT_S * 1e6:.0f}"
+            )
         raw["timeout_s"] = timeout / 1e6 if timeout else timeout_s
     raw |= {key: parameters[key] for key in ("causal", "priority") if key in parameters}
     return checked(raw)
@@ -244,9 +249,12 @@ def _name(reader: Reader, entry: Mapping[str, Node], where: str) -> str:
 
 def _shape(reader: Reader, entry: Mapping[str, Node], where: str) -> tuple[int, ...]:
     shape = reader.plain(entry["shape"]) if "shape" in entry else None
-    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
-        raise InvalidInput(f"{where}.shape: expected an array of whole numbers from 0")
-    return tuple(shape)
+    sizes = shape if isinstance(shape, list) and len(shape) <= MAX_RANK else [None]
+    if not all(type(size) is int and 1 <= size < 2**31 for size in sizes):
+        raise InvalidInput(
+            f"{where}.shape: expected an array of whole numbers from 1, at most {MAX_RANK}"
+        )
+    return tuple(sizes)
 
 
 def _check_datatype(reader: Reader, entry: Mapping[str, Node], name: str, where: str) -> None:

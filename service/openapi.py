@@ -130,7 +130,15 @@ INFER_ANSWER: Final[Json] = {
 
 _BYTES: Final[Json] = {"type": "string", "format": "binary"}
 
-OPTION_PARAMETERS: Final = [
+_TIMEOUT: Final[Json] = {
+    "name": "X-Request-Timeout-S",
+    "in": "header",
+    "required": False,
+    "description": "the call's own time limit, in seconds",
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
+}
+
+OPTION_PARAMETERS: Final[list[Json]] = [
     {
         "name": name,
         "in": "query",
@@ -138,13 +146,34 @@ OPTION_PARAMETERS: Final = [
         "schema": ATTENTION_REQUEST["properties"][name],
     }
     for name in ("model", "weights", "causal", "timeout_s", "priority")
-] + [
+] + [_TIMEOUT]
+
+NAME_PARAMETER: Final[Json] = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "description": "a model that is served",
+    "schema": {"type": "string", "default": "tiny"},
+}
+
+VERSION_PARAMETER: Final[Json] = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "description": "the version that is served",
+    "schema": {"type": "string", "default": "1"},
+}
+
+INFER_PARAMETERS: Final[list[Json]] = [
+    NAME_PARAMETER,
     {
-        "name": "X-Request-Timeout-S",
+        "name": "Inference-Header-Content-Length",
         "in": "header",
         "required": False,
-        "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
-    }
+        "description": "bytes of JSON before the binary tensors; absent = the body is all JSON",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    _TIMEOUT,
 ]
 
 

@@ -22,8 +22,9 @@ def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
     Raises:
         InvalidInput: names the first unknown key and the nearest known one.
     """
-    known = list(known)
-    unknown = next((key for key in found if key not in known), None)
+    known = tuple(known)
+    members = frozenset(known)
+    unknown = next((key for key in found if key not in members), None)
     if unknown is None:
         return
     if unknown == "attention_mask":
@@ -32,9 +33,10 @@ def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
             f"{where}: attention_mask: say attend_mask [B, T] (padding, true = takes part)"
             " or pair_mask [B or 1, H or 1, S, T] (true = this query may attend to this key)"
         )
-    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.5)
+    unknown = unknown[:64]
+    near = difflib.get_close_matches(unknown, known[:32], n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else f"; expected {', '.join(known)}"
-    raise InvalidInput(f"{where}: unknown key {unknown[:64]!r}{hint}")
+    raise InvalidInput(f"{where}: unknown key {unknown!r}{hint}")
 
 
 def from_query(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> dict[str, object]:
@@ -96,9 +98,8 @@ def _timeout(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"timeout_s: expected a number of seconds, got {kind_of(value)}")
     if not 0 < value <= MAX_TIMEOUT_S:  # also false for NaN
-        raise InvalidInput(
-            f"timeout_s: expected above 0 and at most {MAX_TIMEOUT_S:g}, got {value:g}"
-        )
+        told = f"{value:g}" if abs(value) < 2**53 else "a number without measure"
+        raise InvalidInput(f"timeout_s: expected above 0 and at most {MAX_TIMEOUT_S:g}, got {told}")
     return float(value)
 
 

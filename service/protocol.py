@@ -6,6 +6,7 @@ that sends its headers byte by byte.
 """
 
 import asyncio
+import re
 from typing import Any
 
 import orjson
@@ -13,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.errors import TooSlow
 from service.problems import status_of
+
+_UPGRADE = re.compile(rb"(?<=\r\n)upgrade: *h2c\r\n", re.IGNORECASE)
 
 
 def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
@@ -32,8 +35,11 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            if self._timer is None and (self.cycle is None or self.cycle.response_complete):
-                self._start_timer()
+            if self.cycle is None or self.cycle.response_complete:
+                if self._timer is None:
+                    self._start_timer()
+                # A client may offer HTTP/2, as Java's does; taken as such, its body would be lost.
+                data = _UPGRADE.sub(b"", data, count=1)
             super().data_received(data)
 
         def on_headers_complete(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import orjson
 from fastapi import APIRouter
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 from service import json_codec, oip_codec, safetensors_codec
 from service.calls import Answer, Call
@@ -35,8 +35,11 @@ from service.openapi import (
     ATTENTION_REQUEST,
     ERROR,
     INFER_ANSWER,
+    INFER_PARAMETERS,
     INFER_REQUEST,
+    NAME_PARAMETER,
     OPTION_PARAMETERS,
+    VERSION_PARAMETER,
     body,
     responses,
 )
@@ -115,6 +118,7 @@ class Routes:
             },
         )
         infer_extra = {
+            "parameters": INFER_PARAMETERS,
             "requestBody": body(
                 INFER_REQUEST,
                 oip_codec.BINARY_MEDIA_TYPE,
@@ -139,12 +143,17 @@ class Routes:
                 self.infer,
                 methods=["POST"],
                 summary="Infer, as the Open Inference Protocol v2 says",
-                openapi_extra=infer_extra,
+                openapi_extra=infer_extra
+                if "version" not in path
+                else {**infer_extra, "parameters": [VERSION_PARAMETER, *INFER_PARAMETERS]},
             )
         listing = responses({"type": "object"}, None)
-        one = responses({"type": "object"}, None, UnknownModel)
+        one = {
+            "parameters": [NAME_PARAMETER],
+            "responses": responses({"type": "object"}, None, UnknownModel),
+        }
         add("/v1/models", self.list_models, methods=["GET"], openapi_extra={"responses": listing})
-        add("/v1/models/{name}", self.get_model, methods=["GET"], openapi_extra={"responses": one})
+        add("/v1/models/{name}", self.get_model, methods=["GET"], openapi_extra=one)
         add("/v2/health/live", self.live, methods=["GET"])
         add(
             "/v2/health/ready",
@@ -159,7 +168,7 @@ class Routes:
                 }
             },
         )
-        add("/metrics", self.metrics, methods=["GET"])
+        add("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse)
         return router
 
     async def root(self) -> Response:
@@ -174,18 +183,18 @@ class Routes:
         The answer comes in the format of the request unless `Accept` says otherwise.
         """
         started = time.monotonic()
-        self._life.check_takes_calls()
+        await self._check_takes_calls(request)
         format_in = _request_format(request)
         format_out = _answer_format(request, format_in)
         outer = from_query(request.query_params.multi_items(), request.headers)
         content = await self._body(request)
         if format_in == json_codec.MEDIA_TYPE:
             tensors, options, single = await self._workers.decode_json(
-                len(content), json_codec.decode, content, outer
+                len(content), json_codec.decode, content, outer, self._limits
             )
         else:
             tensors, options = await self._workers.run(
-                len(content), lambda: safetensors_codec.decode(content, outer)
+                len(content), lambda: safetensors_codec.decode(content, outer, self._limits)
             )
             single = False
         model = self._models.ready(self._models.get(options.model))
@@ -206,7 +215,7 @@ class Routes:
         `{name}` has the output alone; `{name}-weights` also has the attention weights.
         """
         started = time.monotonic()
-        self._life.check_takes_calls()
+        await self._check_takes_calls(request)
         name = str(request.path_params["name"])
         plain, with_weights = oip_codec.split_model_name(name)
         model = self._models.ready(self._models.get(plain, request.path_params.get("version")))
@@ -235,9 +244,9 @@ class Routes:
         short = [self._describe(model) for model in self._models]
         return _json({"models": short, "default": self._models.default_name})
 
-    async def get_model(self, name: str) -> Response:
+    async def get_model(self, request: Request) -> Response:
         """Return one model in full: layer, limits, and the parity it was published with."""
-        model = self._models.get(name)
+        model = self._models.get(request.path_params["name"])
         manifest = model.artifact.manifest
         return _json(
             {
@@ -292,6 +301,20 @@ class Routes:
             "worst_output_error": manifest.worst_output_error,
             "worst_weights_error": manifest.worst_weights_error,
         }
+
+    async def _check_takes_calls(self, request: Request) -> None:
+        """
+        Return unless the server is draining.
+
+        Raises:
+            Draining: no new call is taken; the body has been read, because a connection
+                that is closed over an unread body loses the answer, too.
+        """
+        try:
+            self._life.check_takes_calls()
+        except Draining:
+            await self._body(request)
+            raise
 
     async def _body(self, request: Request) -> bytes:
         """

@@ -27,7 +27,7 @@ from service.contract import (
 from service.errors import InvalidInput
 from service.options import check_known, checked
 from service.pieces import safetensors
-from service.shapes import Options, Tensors, pad, pad_last
+from service.shapes import Limits, Options, Tensors, check_size, pad, pad_last
 
 MEDIA_TYPE: Final = "application/x-safetensors"
 LENGTHS: Final = "lengths"
@@ -37,12 +37,13 @@ _KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, LENGTHS, 
 Read = dict[str, npt.NDArray[Any]]
 
 
-def decode(body: bytes, options: Mapping[str, object]) -> tuple[Tensors, Options]:
+def decode(body: bytes, options: Mapping[str, object], limits: Limits) -> tuple[Tensors, Options]:
     """
     Return a body's tensors; the options stand outside it.
 
     Raises:
         InvalidInput: the body is not safetensors of the documented form.
+        TooLarge: padding it would go above a limit.
     """
     try:
         tensors = load(body)
@@ -51,13 +52,14 @@ def decode(body: bytes, options: Mapping[str, object]) -> tuple[Tensors, Options
     packed = LENGTHS in tensors
     known: tuple[str, ...] = _KEYS
     if packed:
+        check_size(LENGTHS, tensors[LENGTHS].size, 1, limits)
         known += tuple(f"{PAIR_MASK}.{i}" for i in range(tensors[LENGTHS].size))
     check_known(tensors, known, "body")
     if EMBEDDINGS not in tensors:
         raise InvalidInput(f"{EMBEDDINGS}: expected a tensor of that name, got none")
     if MEMORY_LENGTHS in tensors and not packed:
         raise InvalidInput(f"{MEMORY_LENGTHS}: expected {LENGTHS} beside it, got none")
-    read = _packed(tensors) if packed else _dense(tensors)
+    read = _packed(tensors, limits) if packed else _dense(tensors)
     return read, checked(options)
 
 
@@ -93,9 +95,9 @@ def _dense(tensors: Read) -> Tensors:
     )
 
 
-def _packed(tensors: Read) -> Tensors:
+def _packed(tensors: Read, limits: Limits) -> Tensors:
     lengths = _lengths(tensors[LENGTHS], LENGTHS)
-    embeddings, true_lengths = _unpack(tensors[EMBEDDINGS], EMBEDDINGS, lengths)
+    embeddings, true_lengths = _unpack(tensors[EMBEDDINGS], EMBEDDINGS, lengths, limits)
     key_lengths, memory, memory_lengths = lengths, None, None
     if MEMORY in tensors:
         if MEMORY_LENGTHS not in tensors:
@@ -107,7 +109,7 @@ def _packed(tensors: Read) -> Tensors:
             raise InvalidInput(
                 f"{MEMORY_LENGTHS}: expected {len(lengths)} lengths, got {len(key_lengths)}"
             )
-        memory, memory_lengths = _unpack(tensors[MEMORY], MEMORY, key_lengths)
+        memory, memory_lengths = _unpack(tensors[MEMORY], MEMORY, key_lengths, limits)
     attend_mask = _optional_bools(tensors, ATTEND_MASK)
     if attend_mask is not None:
         if attend_mask.shape != (sum(key_lengths),):
@@ -115,19 +117,22 @@ def _packed(tensors: Read) -> Tensors:
                 f"{ATTEND_MASK}: expected [{sum(key_lengths)}], the sum of the lengths,"
                 f" got {list(attend_mask.shape)}"
             )
-        attend_mask = pad_last(np.split(attend_mask, np.cumsum(key_lengths)[:-1]))
+        parts = np.split(attend_mask, np.cumsum(key_lengths)[:-1])
+        attend_mask = pad_last(parts, ATTEND_MASK, limits)
     return Tensors(
         embeddings,
         memory,
         attend_mask,
-        _packed_pair_mask(tensors, lengths, key_lengths),
+        _packed_pair_mask(tensors, lengths, key_lengths, limits),
         _optional_floats(tensors, HEAD_MASK),
         true_lengths,
         memory_lengths,
     )
 
 
-def _packed_pair_mask(tensors: Read, lengths: list[int], key_lengths: list[int]) -> Bools | None:
+def _packed_pair_mask(
+    tensors: Read, lengths: list[int], key_lengths: list[int], limits: Limits
+) -> Bools | None:
     """Return `pair_mask.0` [H or 1, S_0, T_0], `pair_mask.1` … as one padded mask."""
     if PAIR_MASK in tensors:
         raise InvalidInput(f"{PAIR_MASK}: expected {PAIR_MASK}.0, {PAIR_MASK}.1 … beside {LENGTHS}")
@@ -144,11 +149,11 @@ def _packed_pair_mask(tensors: Read, lengths: list[int], key_lengths: list[int])
             raise InvalidInput(
                 f"{name}: expected [H or 1, {length}, {keys}], got {list(mask.shape)}"
             )
-    return pad_last(masks)
+    return pad_last(masks, PAIR_MASK, limits)
 
 
 def _unpack(
-    tensor: npt.NDArray[Any], name: str, lengths: list[int]
+    tensor: npt.NDArray[Any], name: str, lengths: list[int], limits: Limits
 ) -> tuple[Floats, npt.NDArray[np.int64] | None]:
     floats = _floats(tensor, name)
     if floats.ndim != 2 or len(floats) != sum(lengths):
@@ -156,7 +161,7 @@ def _unpack(
             f"{name}: expected [{sum(lengths)}, E], the sum of the lengths first,"
             f" got {list(floats.shape)}"
         )
-    return pad(floats, lengths)
+    return pad(floats, lengths, name, limits)
 
 
 def _lengths(tensor: npt.NDArray[Any], name: str) -> list[int]:

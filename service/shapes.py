@@ -5,6 +5,7 @@ Axes: B batch, S query length, T key length (= S for self-attention),
 E embed_dim, M memory width, H heads.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -107,31 +108,65 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     )
 
 
-def pad(packed: Floats, lengths: Sequence[int]) -> tuple[Floats, Lengths | None]:
+def pad(
+    packed: Floats, lengths: Sequence[int], name: str, limits: Limits
+) -> tuple[Floats, Lengths | None]:
     """
     Return sequences that lie one after the other [sum of lengths, E] as a block [B, S, E].
 
     Beyond a sequence's own length the block holds zeros.  The lengths come back
     as an array, or None when all are equal (then nothing is copied).
+
+    Raises:
+        TooLarge: the block would be above a limit; it is not made.
     """
-    width = packed.shape[-1]
+    width, length = packed.shape[-1], max(lengths)
     if len(set(lengths)) == 1:
-        return packed.reshape(len(lengths), lengths[0], width), None
-    block = np.zeros((len(lengths), max(lengths), width), packed.dtype)
+        return packed.reshape(len(lengths), length, width), None
+    check_size(name, len(lengths), length, limits)
+    block = np.zeros((len(lengths), length, width), packed.dtype)
     start = 0
-    for row, length in zip(block, lengths, strict=True):
-        row[:length] = packed[start : start + length]
-        start += length
+    for row, own in zip(block, lengths, strict=True):
+        row[:own] = packed[start : start + own]
+        start += own
     return block, np.array(lengths, np.int64)
 
 
-def pad_last(parts: Sequence[Bools]) -> Bools:
-    """Return equally ranked arrays stacked, each padded with false to the largest of all."""
+def pad_last(parts: Sequence[Bools], name: str, limits: Limits) -> Bools:
+    """
+    Return equally ranked arrays stacked, each padded with false to the largest of all.
+
+    Raises:
+        TooLarge: the stack would take more than the largest answer.
+    """
     shape = tuple(max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True))
+    size = len(parts) * math.prod(shape)
+    if size > limits.max_answer_bytes:
+        raise TooLarge(
+            f"{name}: at most {limits.max_answer_bytes} bytes with its padding, got {size}"
+        )
     block = np.zeros((len(parts), *shape), np.bool_)
     for row, part in zip(block, parts, strict=True):
         row[tuple(slice(size) for size in part.shape)] = part
     return block
+
+
+def check_size(name: str, rows: int, length: int, limits: Limits) -> None:
+    """
+    Return when a block of so many sequences may be made.
+
+    Raises:
+        TooLarge: too many sequences, too long ones, or too many tokens together.
+    """
+    if rows > limits.max_rows:
+        raise TooLarge(f"{name}: at most {limits.max_rows} sequences, got {rows}")
+    if length > limits.max_length:
+        raise TooLarge(f"{name}: at most {limits.max_length} tokens long, got {length}")
+    if rows * length > limits.max_tokens:
+        raise TooLarge(
+            f"{name}: at most {limits.max_tokens} tokens with their padding,"
+            f" got {rows} sequences of {length}"
+        )
 
 
 def add_batch_axis(tensors: Tensors) -> Tensors:
@@ -162,10 +197,7 @@ def _check_limits(rows: int, length: int, limits: Limits) -> None:
             f"{EMBEDDINGS}: expected at least one sequence of at least one token,"
             f" got {rows} of {length}"
         )
-    if rows > limits.max_rows:
-        raise TooLarge(f"{EMBEDDINGS}: at most {limits.max_rows} sequences, got {rows}")
-    if length > limits.max_length:
-        raise TooLarge(f"{EMBEDDINGS}: at most {limits.max_length} tokens long, got {length}")
+    check_size(EMBEDDINGS, rows, length, limits)
 
 
 def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
@@ -183,8 +215,7 @@ def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
     keys = tensors.memory.shape[1]
     if keys < 1:
         raise InvalidInput(f"{MEMORY}: expected at least one key, got none")
-    if keys > limits.max_length:
-        raise TooLarge(f"{MEMORY}: at most {limits.max_length} tokens long, got {keys}")
+    check_size(MEMORY, rows, keys, limits)
     return int(keys)
 
 
@@ -213,7 +244,12 @@ def _check_answer(
 
 
 def _check_finite(tensors: Tensors) -> None:
-    for name, tensor in ((EMBEDDINGS, tensors.embeddings), (MEMORY, tensors.memory)):
+    floats = {
+        EMBEDDINGS: tensors.embeddings,
+        MEMORY: tensors.memory,
+        HEAD_MASK: tensors.head_mask,
+    }
+    for name, tensor in floats.items():
         if tensor is not None and not np.isfinite(tensor).all():
             place = np.argwhere(~np.isfinite(tensor))[0].tolist()
             raise InvalidInput(f"{name}: expected finite numbers, got another at {place}")

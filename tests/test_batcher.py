@@ -184,6 +184,23 @@ def test_large_call_runs_in_parts_and_comes_back_whole() -> None:
     assert [weights.shape for weights in mixed.weights()] == [(1, 1, 1), (1, 4, 4), (1, 2, 2)]
 
 
+def test_large_call_lets_a_small_one_pass_after_its_first_part() -> None:
+    """Who asks for much waits longer than who asks for little."""
+
+    async def scenario() -> list[float]:
+        engine = HeldEngine()
+        batcher = make(engine)
+        tasks = [await first_runs(batcher, engine)]
+        tasks += start(batcher, call(1, rows=9), call(2))
+        await asyncio.sleep(0)
+        engine.free.set()
+        await asyncio.gather(*tasks)
+        await batcher.close()
+        return [marks[0] for marks in engine.ran]
+
+    assert asyncio.run(scenario()) == [0, 1, 2, *[1] * 8]
+
+
 def test_call_passed_over_by_urgent_ones_is_served_after_a_bounded_number_of_runs() -> None:
     """Priorities order the queue, but starve nobody."""
 

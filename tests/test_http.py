@@ -1,15 +1,18 @@
 """HTTP around the calls: media types, limits, problems, health, models, metrics, docs."""
 
+import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
-from safetensors.numpy import load
+from safetensors.numpy import load, save
 
 from service import __version__
 from tests.layers import CONFIGS, Layers
@@ -471,3 +474,104 @@ def test_request_log_says_nothing_of_probes(server: Server) -> None:
 
     assert '"/v2/health/ready"' not in server.log()
     assert '"/metrics"' not in server.log()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"timeout_s": 1' + "0" * 400,
+        '"weights": ' + "[" * 900 + "]" * 900,
+        '"model": ' + "[" * 900 + "]" * 900,
+        '"causal": ' + '{"a": ' * 900 + "1" + "}" * 900,
+        '"priority": 1' + "0" * 400,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_option_of_absurd_size_is_refused_by_name(server: Server, text: str) -> None:
+    """Neither digits without end nor arrays without end are our fault."""
+    body = '{"model": "tiny", "embeddings": [[0,0,0,0,0,0,0,0]], ' + text + "}"
+    if '"model": [' in text:
+        body = body.replace('"model": "tiny", ', "")
+
+    response = server.post("/v1/attention", content=body.encode())
+
+    check_problem(response, 400, "invalid_input", text.split('"')[1])
+
+
+def test_mixed_lengths_are_limited_before_they_are_padded(server: Server) -> None:
+    """A small request never makes the server take much memory."""
+    before = resident_mb(server)
+    lengths = np.array([1] * 100_000 + [30_000])
+    few = np.array([1] * 200 + [4096])
+    packed = save({"embeddings": np.zeros((130_000, 1), np.float32), "lengths": lengths})
+    wide = save({"embeddings": np.zeros((4296, 1), np.float32), "lengths": few})
+    ragged = {"model": "tiny", "embeddings": [[[1]]] * 3000 + [[[1]] * 3000]}
+    headers = {"Content-Type": "application/x-safetensors"}
+
+    answers = [
+        server.post("/v1/attention?model=tiny", content=packed, headers=headers),
+        server.post("/v1/attention?model=tiny", content=wide, headers=headers),
+        server.post("/v1/attention", json=ragged),
+    ]
+
+    for answer in answers:
+        check_problem(answer, 413, "too_large", "at most")
+    assert resident_mb(server) - before < 50
+
+
+def resident_mb(server: Server) -> float:
+    """Return the server's resident memory."""
+    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def test_client_that_offers_http2_keeps_its_body(server: Server) -> None:
+    """Java's client offers it with every first request."""
+    content = orjson.dumps(GOOD)
+    head = (
+        b"POST /v1/attention HTTP/1.1\r\nHost: x\r\nConnection: close, Upgrade, HTTP2-Settings\r\n"
+        b"Upgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(content)
+    )
+    with connect(server) as connection:
+        connection.sendall(head + content)
+        answer = connection.makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b'"output":' in answer
+
+
+def test_large_json_is_read_in_another_process_that_may_end(server: Server) -> None:
+    """Its answer is right, its mistakes are told, and its end costs one answer at most."""
+    block = np.random.default_rng(0).standard_normal((100, 250, 24)).astype(np.float32)
+    good = orjson.dumps({"model": "mha", "embeddings": block}, option=orjson.OPT_SERIALIZE_NUMPY)
+    bad = good[:-3] + b',"x"]]]}'
+
+    first = server.post("/v1/attention", content=good)
+    wrong = server.post("/v1/attention", content=bad)
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    readers = [
+        int(child)
+        for child in children.read_text().split()
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    os.kill(readers[0], signal.SIGKILL)
+    server.post("/v1/attention", content=good)  # may be the one that meets the end
+    again = server.post("/v1/attention", content=good)
+
+    assert len(good) > 4 * 2**20
+    assert np.shape(first.json()["output"]) == (100, 250, 24)
+    check_problem(wrong, 400, "invalid_input", "body: expected JSON")
+    assert again.json() == first.json()
+
+
+def test_openapi_says_no_validation_error_and_every_path_parameter(server: Server) -> None:
+    """What the framework would add is not what is answered."""
+    document = server.get("/openapi.json").json()
+
+    for path, verbs in document["paths"].items():
+        for operation in verbs.values():
+            named = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
+            assert named == set(re.findall(r"{(\w+)}", path))
+            assert "422" not in operation["responses"]
+    assert "text/plain" in document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]

@@ -326,3 +326,34 @@ def metric(server: Server, name: str) -> float:
     """Return the value of one metric; none yet = 0."""
     found = re.search(rf"^{re.escape(name)} (\S+)$", server.get("/metrics").text, re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+def test_sigterm_ends_a_server_whose_reader_process_is_busy(layers: Layers) -> None:
+    """Work that nobody waits for any more holds up no ending, and no process is left behind."""
+    slow = b'{"model": "tiny", "embeddings": [' + b",".join([b"[[]]"] * 4_000_000) + b"]}"
+    with Server(layers.repository, drain_s=1) as server, connected(server) as caller:
+        head = f"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Length: {len(slow)}\r\n\r\n"
+        caller.sendall(head.encode() + slow)
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        until(lambda: len(children.read_text().split()) > 1)
+        readers = children.read_text().split()
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(30)
+
+        until(lambda: not any(Path(f"/proc/{reader}").exists() for reader in readers))
+
+    assert server.process.returncode == 0
+
+
+def test_repository_that_may_not_be_read_exits_2(repository: Path) -> None:
+    """One line, as for any other artifact that cannot be read."""
+    if os.geteuid() == 0:
+        (repository / "tiny").rename(repository / "gone")
+        (repository / "tiny").symlink_to(repository / "tiny")  # a loop: nobody may read it
+    else:
+        (repository / "tiny").chmod(0)
+
+    ended = serve("--repository", str(repository), "--port", "0")
+
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr

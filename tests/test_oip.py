@@ -1,5 +1,6 @@
 """The protocol's infer call: what is accepted, what is refused, how it is answered."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,14 @@ def body(**changes: Any) -> dict[str, Any]:
     """Return a right JSON request for `tiny`, with changes."""
     tensor = {"name": "embeddings", "shape": [1, 2, 8], "datatype": "FP32", "data": [0.5] * 16}
     return {"inputs": [tensor], **changes}
+
+
+def nested(depth: int) -> list[Any]:
+    """Return arrays in arrays."""
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def tensor(**changes: Any) -> list[dict[str, Any]]:
@@ -132,6 +141,13 @@ def test_infer_binary_at_any_offset_is_right(server: Server, layers: Layers, spa
         ({"inputs": tensor(shape=[1, -2, 8])}, "inputs[0].shape: expected an array of whole"),
         ({"inputs": tensor(shape=[1, 2.0, 8])}, "inputs[0].shape: expected an array of whole"),
         ({"inputs": tensor(shape=[2**40, 2**40, 8])}, "inputs[0].shape: expected an array"),
+        ({"inputs": tensor(shape=[1] * 71 + [8])}, "inputs[0].shape: expected an array of whole"),
+        ({"inputs": tensor(shape=[2**31 - 1] * 3 + [0])}, "inputs[0].shape: expected an array"),
+        ({"inputs": tensor(shape=nested(900))}, "inputs[0].shape: expected an array of whole"),
+        ({"inputs": tensor(name=nested(900))}, "inputs[0].name: expected a string, got an array"),
+        ({"id": nested(900)}, "id: expected a string, got an array"),
+        ({"id": "\ud800"}, "id: expected Unicode characters, got a lone surrogate"),
+        ({"parameters": {"timeout": 10**400}}, "parameters.timeout: expected whole microseconds"),
         ({"inputs": tensor(shape=[2**30, 2**30, 8])}, "embeddings: expected data of shape"),
         ({"inputs": tensor(shape=[2, 8])}, "embeddings: expected [B, S, 8], got [2, 8]"),
         ({"inputs": tensor(datatype="INT64")}, "embeddings: expected FP32, got 'INT64'"),
@@ -159,7 +175,7 @@ def test_infer_binary_at_any_offset_is_right(server: Server, layers: Layers, spa
 )
 def test_infer_json_mistake_is_named(server: Server, changes: dict[str, Any], message: str) -> None:
     """A caller's mistake is a 400 that says where, what was expected and what came."""
-    response = server.post(PATH, json=body(**changes))
+    response = server.post(PATH, content=json.dumps(body(**changes)).encode())
 
     assert response.status_code == 400, response.text
     assert message in response.json()["error"]
