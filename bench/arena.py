@@ -6,6 +6,7 @@ What the runtime's memory arena costs and gives: speed at several shapes, memory
 Each setting runs in a process of its own, in turn; medians of the rounds are printed.
 """
 
+import ctypes
 import json
 import os
 import statistics
@@ -21,8 +22,9 @@ ROOT = Path(__file__).parent.parent
 GRAPH = ROOT / "artifacts" / "mha" / "1" / "layer.onnx"
 SHAPES = ((1, 1), (1, 8), (1, 128), (8, 128), (1, 512))
 PEAK = (1, 4096)
-SETTINGS = ("arena", "no arena", "arena, shrunk after each run")
+SETTINGS = ("arena", "no arena", "no arena, malloc keeps", "arena, shrunk after each run")
 ROUNDS = 5
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def main() -> None:
@@ -44,7 +46,12 @@ def main() -> None:
 def _measure(setting: str) -> dict[str, float]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.enable_cpu_mem_arena = setting != "no arena"
+    options.enable_cpu_mem_arena = "no arena" not in setting
+    if "malloc keeps" in setting:
+        # mallopt(3): blocks up to 32 MiB from the heap, and up to 256 MiB of it kept.
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(GRAPH, options, providers=["CPUExecutionProvider"])
     run = onnxruntime.RunOptions()

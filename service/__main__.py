@@ -16,6 +16,7 @@ from service.batcher import Batcher, QueueLimits
 from service.cpu import CpuBudget, cpu_budget
 from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
+from service.heap import keep_small_blocks
 from service.joining import RunLimits
 from service.life import Life
 from service.logs import configure, event
@@ -34,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
         configure(settings.log_format, settings.log_level)
+        keep_small_blocks()
         tracing = OpenTelemetry() if settings.tracing else NoTracing()
         listener = _listen(settings.host, settings.port)
     except StartRefused as error:

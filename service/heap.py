@@ -1,0 +1,28 @@
+"""
+How much freed memory the process keeps for its next run.
+
+By default glibc gives every larger block back to the system at once and pays
+for it with page faults at the next run: 10-15 % from [1, 128] on.  The runtime's
+own arena avoids that by keeping the most that any shape ever took, for good.
+This is between the two (bench/NOTES.md, "memory").
+"""
+
+import ctypes
+from typing import Final
+
+BLOCK_BYTES: Final = 32 * 2**20
+"""Larger blocks go back to the system as soon as they are free."""
+
+KEPT_BYTES: Final = 256 * 2**20
+"""The most that is kept of what smaller blocks took."""
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def keep_small_blocks() -> bool:
+    """Return whether the C library keeps freed blocks from now on: see mallopt(3)."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # a C library other than glibc
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, BLOCK_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
