@@ -18,8 +18,9 @@ import torch
 
 from export.formula import Formula
 from export.sources import Source
+from service.calls import Bools, Floats, Inputs
 from service.contract import FP32_TOLERANCE, ParityRow
-from service.engine import Bools, Engine, Floats, Inputs
+from service.engine import Engine
 
 BATCHES = (1, 3)
 LENGTHS = (1, 2, 7, 128, 512)

@@ -17,6 +17,7 @@ from export.gate import Cell, GateFailed, Report, absolute_error, pass_gate, rel
 from export.graph import read_state, write_graph
 from export.sources import Source, SourceInvalid, from_state
 from service.artifact import Artifact, published_versions, read_artifact, sha256_of
+from service.calls import Inputs
 from service.contract import (
     ARTIFACT_FILES,
     ATTEND_MASK,
@@ -32,7 +33,7 @@ from service.contract import (
     FileEntry,
     Manifest,
 )
-from service.engine import Inputs, OnnxEngine
+from service.engine import OnnxEngine
 from service.errors import ArtifactUnreadable
 
 _GOLDEN_SEED = 20260102

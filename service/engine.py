@@ -20,10 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from service.calls import Bools as Bools
-from service.calls import Floats as Floats
-from service.calls import Inputs as Inputs
-from service.calls import Outputs as Outputs
+from service.calls import Bools, Floats, Inputs, Outputs
 from service.contract import (
     ATTENTION_WEIGHTS,
     EMBEDDINGS,

@@ -2,7 +2,7 @@
 How much freed memory the process keeps for its next run.
 
 By default glibc gives every larger block back to the system at once and pays
-for it with page faults at the next run: 10-15 % from [1, 128] on.  The runtime's
+for it with page faults at the next run: 11-18 % at [1, 128] and [8, 128].  The runtime's
 own arena avoids that by keeping the most that any shape ever took, for good.
 This is between the two (bench/NOTES.md, "memory").
 """

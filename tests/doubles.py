@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from service.calls import Inputs, Outputs
 from service.contract import LayerConfig
-from service.engine import Engine, Inputs, Outputs, Provider, Stop
+from service.engine import Engine, Provider, Stop
 
 
 def _as_asked(inputs: Inputs) -> Inputs:

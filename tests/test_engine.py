@@ -8,8 +8,9 @@ import onnxruntime
 import pytest
 
 from export.formula import Formula
+from service.calls import Inputs, Outputs
 from service.contract import GraphTensor, LayerConfig, graph_inputs
-from service.engine import Inputs, OnnxEngine, Outputs, check_signature, full_mask
+from service.engine import OnnxEngine, check_signature, full_mask
 from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
 from tests.layers import CONFIGS, Layers
 

@@ -33,8 +33,9 @@ from export.gate import (
 from export.graph import write_graph
 from export.publish import publish
 from export.sources import Source, from_state, random_layer
+from service.calls import Inputs, Outputs
 from service.contract import GraphTensor, LayerConfig, graph_inputs, graph_outputs
-from service.engine import Engine, Inputs, OnnxEngine, Outputs, Provider, Stop
+from service.engine import Engine, OnnxEngine, Provider, Stop
 from service.errors import ArtifactUnreadable, InferenceFailed
 from tests.doubles import FaultyEngine
 

@@ -19,8 +19,9 @@ from export.attention import MultiHeadAttention
 from export.gate import formula_of, relative_error
 from export.graph import OPSET, read_state, write_graph
 from export.sources import Source, random_layer
+from service.calls import Inputs
 from service.contract import WEIGHTS_FILE, LayerConfig, graph_inputs, graph_outputs
-from service.engine import Engine, Inputs, OnnxEngine
+from service.engine import Engine, OnnxEngine
 from service.errors import ArtifactUnreadable
 
 pytestmark = pytest.mark.torch
