@@ -69,6 +69,7 @@ class _Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 http=with_head_timeout(settings.head_timeout_s),
                 ws="none",
                 lifespan="on",

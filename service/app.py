@@ -1,4 +1,4 @@
-"""Put the parts together: one FastAPI application around one set of models."""
+"""Put the parts together: one ASGI application around one set of models."""
 
 import asyncio
 import contextlib
@@ -13,18 +13,23 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
 
 from service import __version__
 from service.errors import HeadwiseError, StartRefused
+from service.inference import Inference
 from service.life import Life
 from service.logs import event
 from service.metrics import Metrics
 from service.middleware import RequestFrame
 from service.models import Models
+from service.openapi import inference_paths
 from service.problems import answer_http_exception, answer_problem, answer_validation_error
 from service.routes import Routes
 from service.settings import Settings
+from service.shapes import Limits
 from service.tracing import Tracing
+from service.workers import Workers
 
 _DESCRIPTION = """\
 Serves a multi-head-attention layer: send embeddings, get outputs and each head's weights.
@@ -41,14 +46,21 @@ def create_app(
     tracing: Tracing,
     *,
     refuse: Callable[[StartRefused], None],
-) -> FastAPI:
+) -> ASGIApp:
     """
     Return the application; starting it loads and warms the models up in the background.
 
     It answers `live` at once and `ready` once every model gave its golden answer.
     `refuse` is called when an artifact cannot be read: the process must not go on.
     """
-    routes = Routes(settings, models, life, metrics, tracing)
+    workers = Workers()
+    limits = Limits(
+        settings.max_rows,
+        settings.max_length,
+        settings.max_tokens,
+        settings.max_answer_bytes,
+        refuse_nonfinite=settings.nonfinite == "refuse",
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -60,7 +72,8 @@ def create_app(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await models.close()
-        routes.close()
+        workers.close()
+        tracing.close()
 
     app = FastAPI(
         title="Headwise",
@@ -71,13 +84,13 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(routes.router())
+    app.include_router(Routes(settings, limits, models, life, metrics).router())
     _add_docs(app)
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
-    app.add_middleware(RequestFrame, life=life, metrics=metrics)
-    return app
+    inference = Inference(app, settings, limits, models, life, metrics, tracing, workers)
+    return RequestFrame(inference, life=life, metrics=metrics)
 
 
 async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:
@@ -103,7 +116,10 @@ async def _poll(models: Models, seconds: float) -> None:
 
 
 def _add_docs(app: FastAPI) -> None:
-    """Serve the documentation page with assets from a package: it works without network."""
+    """Describe all endpoints on a page whose assets come from a package, not the network."""
+    described = app.openapi()
+    described["paths"] = inference_paths() | described["paths"]
+    app.openapi = lambda: described  # type: ignore[method-assign]
     assets = files("fastapi_offline") / "static"
     app.mount("/docs/assets", StaticFiles(directory=str(assets)), name="assets")
 

@@ -127,6 +127,12 @@ class Answer:
     key_lengths: Lengths | None
     stages: Stages
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, padding included."""
+        weights = self.attention_weights
+        return self.output.nbytes + (0 if weights is None else weights.nbytes)
+
     def outputs(self) -> list[Floats]:
         """Return each sequence's output [S_i, E]."""
         return [

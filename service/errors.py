@@ -66,6 +66,10 @@ class MethodNotAllowed(Refused):
 
     code = "method_not_allowed"
 
+    def __init__(self, method: str, *, allowed: str) -> None:
+        super().__init__(f"method: expected {allowed}, got {method[:16]}")
+        self.allowed = allowed
+
 
 class NotAcceptable(Refused):
     """None of the answer formats the caller accepts exists."""

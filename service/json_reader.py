@@ -5,9 +5,11 @@ Two readers give the same answers.  The fast one lets simdjson copy numbers
 straight into a buffer, which flattens whatever is nested; it therefore gives up
 on anything irregular.  The exact one walks Python lists, knows `NaN` and
 `Infinity`, and names the place of every mistake.  `read` tries the first and
-falls back to the second, so only the exact one ever words an error.
+falls back to the second, so only the exact one ever words an error.  A small
+body goes to the exact one at once, which reads it in less time.
 """
 
+import codecs
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +26,9 @@ MAX_RANK: Final = 5
 
 _MAX_MEMBERS: Final = 32
 """More than any object of ours has; larger ones are left to the exact reader."""
+
+_SMALL_BYTES: Final = 2048
+"""Up to here Python's own parser takes a third of the time that going through simdjson takes."""
 
 Node = Any
 """A JSON value in a reader's own form; only the reader it came from understands it."""
@@ -96,6 +101,8 @@ def read(body: bytes, decode: Callable[[Reader], _T]) -> _T:
     Raises:
         InvalidInput: the body is not JSON, or `decode` found a mistake in it.
     """
+    if len(body) <= _SMALL_BYTES:
+        return decode(_ExactReader(body))
     try:
         fast = _FastReader(body)
         result = decode(fast)
@@ -201,13 +208,13 @@ class _ExactReader:
 
     def __init__(self, body: bytes) -> None:
         try:
-            text = body.decode("utf-8-sig")
+            text = body.removeprefix(codecs.BOM_UTF8).decode()
         except UnicodeDecodeError as error:
             raise InvalidInput(f"body: expected UTF-8, got another byte at {error.start}") from None
         if not text.strip():
             raise InvalidInput("body: expected a JSON object, got nothing")
         try:
-            self._document = json.loads(text, parse_float=_number, object_pairs_hook=_once)
+            self._document = _DECODER.decode(text)
         except json.JSONDecodeError as error:
             raise InvalidInput(
                 f"body: expected JSON, got a mistake at character {error.pos}: {error.msg}"
@@ -256,6 +263,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise InvalidInput(f"body: the key {twice[:64]!r} stands there twice")
     return members
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=_number, object_pairs_hook=_once)
 
 
 def _count_arrays(value: object) -> int:

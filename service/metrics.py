@@ -5,6 +5,7 @@ Every label value comes from a closed set: routes, models that are served,
 error codes, stages.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Final, Literal
 
@@ -36,6 +37,7 @@ class Metrics:
     """The server's metrics; one per application, so that tests share nothing."""
 
     def __init__(self) -> None:
+        self._models: dict[str, ModelMetrics] = {}
         # A second series for each, which nobody asks for.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -88,8 +90,10 @@ class Metrics:
         )
 
     def of_model(self, model: str) -> "ModelMetrics":
-        """Return what a model's queue reports to."""
-        return ModelMetrics(self, model)
+        """Return what a model's queue and its calls report to."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self, model)
+        return self._models[model]
 
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
@@ -97,7 +101,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """One model's queue and runs; see `batcher.Observer`."""
+    """One model's calls, queue and runs; see `batcher.Observer`."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._queue_calls = metrics.queue_calls.labels(model)
@@ -108,6 +112,15 @@ class ModelMetrics:
         self._cancelled = {
             where: metrics.cancelled.labels(model, where) for where in ("queued", "running")
         }
+        self._stages = {
+            stage: metrics.stage_seconds.labels(stage, model)
+            for stage in ("queue", "assembly", "compute", "encode", "total")
+        }
+
+    def call(self, stages: Mapping[str, float]) -> None:
+        """A call was answered: how long each stage took, in seconds."""
+        for stage, seconds in stages.items():
+            self._stages[stage].observe(seconds)
 
     def queue(self, calls: int, tokens: int) -> None:
         """So many calls and tokens are in the queue or in the engine."""

@@ -4,9 +4,9 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Final
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,8 +19,9 @@ from service.problems import CODE_HEADER, to_response
 CLIENT_LEFT: Final = 499
 """The status that is counted and logged when the caller left before the answer."""
 
-REQUEST_ID: Final = "x-request-id"
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_REQUEST_ID: Final = b"x-request-id"
+_TIMING: Final = b"server-timing"
+_VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
 
@@ -43,17 +44,18 @@ class RequestFrame:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
-        request_id = _request_id(Headers(scope=scope))
+        request_id = _request_id(scope["headers"])
         seen = _Seen()
 
         async def framed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                seen.status, seen.code = message["status"], headers.get(CODE_HEADER)
-                headers[REQUEST_ID] = request_id
-                headers.setdefault("server-timing", f"total;dur={_ms_since(started)}")
+                headers = message["headers"] = list(message["headers"])
+                seen.status, seen.code = message["status"], _header(headers, CODE_HEADER)
+                headers.append((_REQUEST_ID, request_id.encode()))
+                if _header(headers, _TIMING) is None:
+                    headers.append((_TIMING, b"total;dur=%.3f" % _ms_since(started)))
                 if self._life.phase != "serving":
-                    headers["connection"] = "close"
+                    headers.append((b"connection", b"close"))
             elif message["type"] == "http.response.body":
                 seen.bytes += len(message.get("body", b""))
             await send(message)
@@ -104,10 +106,14 @@ def _ms_since(started: float) -> float:
     return round((time.monotonic() - started) * 1e3, 3)
 
 
-def _request_id(headers: Headers) -> str:
+def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the caller's own id, else the trace id of its `traceparent`, else a new one."""
-    own = headers.get(REQUEST_ID, "")
-    if _REQUEST_ID.fullmatch(own):
+    own = _header(headers, _REQUEST_ID)
+    if own is not None and _VALID_ID.fullmatch(own):
         return own
-    trace = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    trace = _TRACEPARENT.fullmatch(_header(headers, b"traceparent") or "")
     return trace[1] if trace else uuid.uuid4().hex
+
+
+def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)

@@ -7,6 +7,7 @@ raw little-endian tensors after it, in the order of the header
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,13 +30,13 @@ from service.contract import (
 from service.errors import InvalidInput
 from service.json_reader import MAX_RANK, Nested, Node, Reader, kind_of, read
 from service.options import MAX_TIMEOUT_S, check_known, checked
-from service.pieces import gathered, json_array, raw
+from service.pieces import Chunk, gathered, json_array, raw
 from service.shapes import Options, Tensors
 
 HEADER_LENGTH: Final = "inference-header-content-length"
 BINARY_MEDIA_TYPE: Final = "application/octet-stream"
 _ALIGNMENT: Final = 64
-_DATATYPES: Final[dict[str, npt.DTypeLike]] = {"FP32": np.dtype("<f4"), "BOOL": np.dtype(np.bool_)}
+_DATATYPES: Final[dict[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "BOOL": np.dtype(np.bool_)}
 _INPUTS: Final = {
     EMBEDDINGS: "FP32",
     MEMORY: "FP32",
@@ -61,11 +62,21 @@ def split_model_name(name: str) -> tuple[str, bool]:
     return plain, plain != name
 
 
+def json_size(header_length: str | None, body_size: int) -> int:
+    """
+    Return how many bytes of a body are JSON; `header_length` is the header of that name.
+
+    Raises:
+        InvalidInput: the header is not a number that fits the body.
+    """
+    return body_size if header_length is None else _header_size(header_length, body_size)
+
+
 def decode(
-    body: bytes, header_length: str | None, with_weights: bool, timeout_s: float | None = None
+    body: bytes, json_bytes: int, with_weights: bool, timeout_s: float | None = None
 ) -> InferRequest:
     """
-    Return the request in a body; `header_length` is the header of that name, None = absent.
+    Return the request in a body whose first bytes are JSON and whose others are tensors.
 
     `with_weights` says whether the model declares `attention_weights`; `timeout_s`
     is the time limit from outside the body.
@@ -73,18 +84,17 @@ def decode(
     Raises:
         InvalidInput: the body is not a request of the documented form.
     """
-    size = len(body) if header_length is None else _header_size(header_length, len(body))
-    binary = memoryview(body)[size:]
+    binary = memoryview(body)[json_bytes:]
 
     def decode_header(reader: Reader) -> InferRequest:
         return _decode(reader, binary, with_weights=with_weights, timeout_s=timeout_s)
 
-    return read(body[:size] if binary else body, decode_header)
+    return read(body[:json_bytes] if binary else body, decode_header)
 
 
 def encode(
     model: str, version: int, request: InferRequest, answer: Answer
-) -> tuple[int | None, int | None, Iterator[bytes]]:
+) -> tuple[int | None, int | None, Iterator[Chunk]]:
     """
     Return the length of the answer, that of its JSON header, and the answer in pieces.
 
@@ -266,7 +276,7 @@ def _check_datatype(reader: Reader, entry: Mapping[str, Node], name: str, where:
 
 def _from_json(reader: Reader, node: Node, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     nested = reader.floats(node, name) if _INPUTS[name] == "FP32" else reader.bools(node, name)
-    expected = int(np.prod(shape, dtype=object))
+    expected = math.prod(shape)
     flat = nested.rank == 1 and nested.values.size == expected
     if not flat and nested.shape != shape:
         raise InvalidInput(
@@ -285,8 +295,8 @@ def _found_shape(nested: Nested) -> str:
 def _from_binary(
     binary: memoryview, offset: int, size: object, name: str, shape: tuple[int, ...]
 ) -> Floats | Bools:
-    dtype = np.dtype(_DATATYPES[_INPUTS[name]])
-    expected = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    dtype = _DATATYPES[_INPUTS[name]]
+    expected = math.prod(shape) * dtype.itemsize
     if isinstance(size, bool) or not isinstance(size, int) or size != expected:
         found = size if type(size) is int else kind_of(size)
         raise InvalidInput(
@@ -297,12 +307,11 @@ def _from_binary(
         raise InvalidInput(
             f"{name}: expected {size} bytes of binary data, got {max(0, len(binary) - offset)}"
         )
-    raw = np.frombuffer(binary, np.uint8, size, offset)
-    if dtype == np.bool_ and raw.max(initial=0) > 1:
+    if dtype == np.bool_ and np.frombuffer(binary, np.uint8, size, offset).max(initial=0) > 1:
         raise InvalidInput(f"{name}: expected bytes 0 and 1, got another")
+    tensor = np.frombuffer(binary, dtype, expected // dtype.itemsize, offset).reshape(shape)
     # The header leaves the tensors at any offset; the runtime wants them aligned.
-    aligned = raw if raw.ctypes.data % _ALIGNMENT == 0 else raw.copy()
-    return aligned.view(dtype).reshape(shape)
+    return tensor if tensor.flags.aligned else tensor.copy()
 
 
 def _flag(parameters: Mapping[str, Any], name: str, where: str, *, default: bool) -> bool:

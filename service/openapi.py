@@ -1,11 +1,30 @@
-"""What OpenAPI says of the bodies that are read raw, and so are unknown to FastAPI."""
+"""What OpenAPI says of the calls with tensors, and of bodies that FastAPI does not see."""
 
 from typing import Any, Final
 
-from service.errors import HeadwiseError
+from service import oip_codec, safetensors_codec
+from service.contract import EMBEDDINGS
+from service.errors import (
+    DeadlineExceeded,
+    Draining,
+    HeadwiseError,
+    InferenceFailed,
+    InvalidInput,
+    NotAcceptable,
+    NotReady,
+    QueueFull,
+    TooLarge,
+    TooSlow,
+    UnknownModel,
+    UnsupportedMediaType,
+)
 from service.problems import STATUSES
 
 Json = dict[str, Any]
+
+ATTENTION: Final = "/v1/attention"
+INFER: Final = "/v2/models/{name}/infer"
+INFER_VERSION: Final = "/v2/models/{name}/versions/{version}/infer"
 
 
 def _array(of: Json, **more: Any) -> Json:
@@ -177,14 +196,59 @@ INFER_PARAMETERS: Final[list[Json]] = [
 ]
 
 
-def body(json_schema: Json, binary_type: str, example: Json) -> Json:
-    """Return the request body of a call that takes JSON or binary tensors."""
+def inference_paths() -> Json:
+    """Return the paths of the calls with tensors, which are answered before FastAPI's routes."""
+    errors = (
+        InvalidInput,
+        UnknownModel,
+        TooSlow,
+        TooLarge,
+        UnsupportedMediaType,
+        QueueFull,
+        NotReady,
+        Draining,
+        DeadlineExceeded,
+        InferenceFailed,
+    )
+    attention = {
+        "summary": "Attend over a batch of embeddings",
+        "description": "The layer's output and, when asked, each head's attention weights, in the"
+        " format of the request unless `Accept` says otherwise. A query with nothing to attend"
+        " to gets zero weights and the output bias.",
+        "operationId": "attention",
+        "parameters": OPTION_PARAMETERS,
+        "requestBody": _body(
+            ATTENTION_REQUEST,
+            safetensors_codec.MEDIA_TYPE,
+            {"model": "tiny", "embeddings": [[1, 0, 0, 0, 0, 0, 0, 0]], "weights": True},
+        ),
+        "responses": responses(
+            ATTENTION_ANSWER, safetensors_codec.MEDIA_TYPE, *errors, NotAcceptable
+        ),
+    }
+    tensor = {
+        "name": EMBEDDINGS,
+        "shape": [1, 1, 8],
+        "datatype": "FP32",
+        "data": [1, 0, 0, 0, 0, 0, 0, 0],
+    }
+    infer = {
+        "summary": "Infer, as the Open Inference Protocol v2 says",
+        "description": "In JSON, binary tensors or both. `{name}` has the output alone;"
+        " `{name}-weights` also has the attention weights.",
+        "operationId": "infer",
+        "parameters": INFER_PARAMETERS,
+        "requestBody": _body(INFER_REQUEST, oip_codec.BINARY_MEDIA_TYPE, {"inputs": [tensor]}),
+        "responses": responses(INFER_ANSWER, oip_codec.BINARY_MEDIA_TYPE, *errors),
+    }
+    infer_version = infer | {
+        "operationId": "infer_version",
+        "parameters": [VERSION_PARAMETER, *INFER_PARAMETERS],
+    }
     return {
-        "required": True,
-        "content": {
-            "application/json": {"schema": json_schema, "example": example},
-            binary_type: {"schema": _BYTES},
-        },
+        ATTENTION: {"post": attention},
+        INFER: {"post": infer},
+        INFER_VERSION: {"post": infer_version},
     }
 
 
@@ -206,5 +270,16 @@ def responses(json_schema: Json, binary_type: str | None, *errors: type[Headwise
                 "content": {"application/json": {"schema": ERROR}},
             }
             for status, kinds in sorted(by_status.items())
+        },
+    }
+
+
+def _body(json_schema: Json, binary_type: str, example: Json) -> Json:
+    """Return the request body of a call that takes JSON or binary tensors."""
+    return {
+        "required": True,
+        "content": {
+            "application/json": {"schema": json_schema, "example": example},
+            binary_type: {"schema": _BYTES},
         },
     }

@@ -49,7 +49,7 @@ STATUSES: Final[dict[type[HeadwiseError], int]] = {
     DecodingFailed: 500,
     HeadwiseError: 500,
 }
-CODE_HEADER: Final = "x-error-code"
+CODE_HEADER: Final = b"x-error-code"
 
 _CLOSING: Final = (TooLarge, TooSlow)
 """After these, part of the request's body may still be under way: the connection is closed."""
@@ -67,10 +67,12 @@ def to_response(error: HeadwiseError) -> Response:
         orjson.dumps({"error": message, "code": error.code}),
         status_of(error),
         media_type="application/json",
-        headers={CODE_HEADER: error.code},
+        headers={CODE_HEADER.decode(): error.code},
     )
     if isinstance(error, NotNow) and error.retry_after_s is not None:
         response.headers["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, MethodNotAllowed):
+        response.headers["allow"] = error.allowed
     if isinstance(error, _CLOSING):
         response.headers["connection"] = "close"
     return response
@@ -89,11 +91,7 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
         raise error
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        response = to_response(
-            MethodNotAllowed(f"method: expected {allowed}, got {request.method[:16]}")
-        )
-        response.headers["allow"] = allowed
-        return response
+        return to_response(MethodNotAllowed(request.method, allowed=allowed))
     return to_response(NotFound("path: no such endpoint; / lists them"))
 
 

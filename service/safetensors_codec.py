@@ -26,7 +26,7 @@ from service.contract import (
 )
 from service.errors import InvalidInput
 from service.options import check_known, checked
-from service.pieces import safetensors
+from service.pieces import Chunk, safetensors
 from service.shapes import Limits, Options, Tensors, check_size, pad, pad_last
 
 MEDIA_TYPE: Final = "application/x-safetensors"
@@ -63,7 +63,7 @@ def decode(body: bytes, options: Mapping[str, object], limits: Limits) -> tuple[
     return read, checked(options)
 
 
-def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[bytes]]:
+def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk]]:
     """
     Return the answer's length as safetensors, and the answer in pieces.
 

@@ -12,20 +12,35 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from service.errors import DecodingFailed
 
-INLINE_BYTES: Final = 64 * 1024
+_INLINE_JSON_BYTES: Final = 64 * 1024
+_INLINE_RAW_BYTES: Final = 1024 * 1024
 """Up to here the work takes less time than handing it to another thread."""
 
-PROCESS_BYTES: Final = 4 * 2**20
+_PROCESS_JSON_BYTES: Final = 4 * 2**20
 """From here JSON is read in another process: 4 MiB hold the lock for about 15 ms."""
 
 _PR_SET_PDEATHSIG: Final = 1
 """prctl(2): the signal that a process gets when its parent dies."""
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much there is to read or write: JSON takes a hundred times as long as raw tensors."""
+
+    json_bytes: int = 0
+    raw_bytes: int = 0
+
+    @property
+    def is_small(self) -> bool:
+        """True when the work is done at once."""
+        return self.json_bytes <= _INLINE_JSON_BYTES and self.raw_bytes <= _INLINE_RAW_BYTES
 
 
 class Workers:
@@ -43,31 +58,28 @@ class Workers:
             for child in multiprocessing.active_children():
                 child.terminate()
 
-    async def run(self, size: int, work: Callable[[], _T]) -> _T:
-        """Return what `work` gives: here when it is small, else from a thread."""
-        if size <= INLINE_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-    async def decode_json(self, size: int, decode: Callable[..., _T], *args: object) -> _T:
+    async def decode(self, size: Size, decode: Callable[..., _T], *args: object) -> _T:
         """
-        Return `decode(*args)`, from another process when the body is large.
+        Return `decode(*args)`: from here, from a thread, or for much JSON from another process.
 
         Raises:
             DecodingFailed: the process ended before it answered.
         """
-        if size <= PROCESS_BYTES:
-            return await self.run(size, lambda: decode(*args))
+        if size.is_small:
+            return decode(*args)
+        loop = asyncio.get_running_loop()
+        if size.json_bytes <= _PROCESS_JSON_BYTES:
+            return await loop.run_in_executor(self._threads, decode, *args)
         if self._process is None:
             context = multiprocessing.get_context("spawn")
             self._process = ProcessPoolExecutor(1, context, initializer=_follow_the_server)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._process, decode, *args)
+            return await loop.run_in_executor(self._process, decode, *args)
         except BrokenProcessPool as error:
             self._process = None
             raise DecodingFailed("the process that reads large bodies ended") from error
 
-    async def pieces(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    async def pieces(self, pieces: Iterator[_T]) -> AsyncIterator[_T]:
         """Give pieces that are made one by one in a thread, as fast as they are taken."""
         loop = asyncio.get_running_loop()
         while True:

@@ -14,10 +14,10 @@ ROWS = [
     {"batcher"},
     {"models", "json_reader", "shapes", "pieces", "workers"},
     {"options"},
-    {"json_codec", "safetensors_codec", "oip_codec"},
+    {"json_codec", "safetensors_codec", "oip_codec", "exchange"},
     {"problems"},
     {"middleware", "openapi", "protocol"},
-    {"routes"},
+    {"routes", "inference"},
     {"app"},
     {"__main__"},
 ]

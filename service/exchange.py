@@ -1,0 +1,116 @@
+"""
+One HTTP request and its answer, straight over ASGI.
+
+The calls with tensors are read and answered here: a framework's request and
+response objects would cost more than all that is done for a small call.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from typing import Final, TypeVar, cast
+from urllib.parse import parse_qsl
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from service.errors import TooLarge, TooSlow, UnsupportedMediaType
+
+_IDENTITY: Final = ("", "identity")
+
+_T = TypeVar("_T")
+
+
+class Exchange:
+    """A request whose head has come, and the way back to who sent it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.path: str = scope["path"]
+        self.headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        """By lower-case name; of a repeated one, the last."""
+        self._query: bytes = scope["query_string"]
+        self._receive = receive
+        self._send = send
+
+    def query(self) -> list[tuple[str, str]]:
+        """Return the query string's pairs."""
+        text = self._query.decode("latin-1")
+        return parse_qsl(text, keep_blank_values=True) if text else []
+
+    async def body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
+        """
+        Return the whole body.
+
+        Raises:
+            UnsupportedMediaType: it is encoded.
+            TooLarge: above the limit, by its own word or by what came.
+            TooSlow: it did not arrive in time.
+            ClientDisconnect: it will never be whole.
+        """
+        encoding = self.headers.get("content-encoding", "").strip().lower()
+        if encoding not in _IDENTITY:
+            raise UnsupportedMediaType(
+                f"header Content-Encoding: expected none, got {encoding[:64]!r}"
+            )
+        announced = self.headers.get("content-length", "")
+        if announced.isdigit() and int(announced[:20]) > limit_bytes:
+            raise TooLarge(f"body: at most {limit_bytes} bytes, got {announced[:20]}")
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > limit_bytes:
+                        raise TooLarge(f"body: at most {limit_bytes} bytes, got more")
+                    parts.append(part)
+                    if not message.get("more_body"):
+                        return parts[0] if len(parts) == 1 else b"".join(parts)
+        except TimeoutError:
+            raise TooSlow(
+                f"body: expected within {timeout_s:g} s, got {size} bytes by then"
+            ) from None
+
+    async def while_there(self, work: Awaitable[_T]) -> _T:
+        """
+        Return what the work gives; a caller that leaves cancels it.
+
+        The body must have been read.
+
+        Raises:
+            ClientDisconnect: nobody is there to answer to.
+        """
+        own_task = cast(asyncio.Task[None], asyncio.current_task())
+        left = asyncio.create_task(self._left())
+        left.add_done_callback(lambda task: None if task.cancelled() else own_task.cancel())
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not left.done():
+                raise
+            own_task.uncancel()
+            raise ClientDisconnect from None
+        finally:
+            left.cancel()
+
+    async def answer(
+        self, headers: list[tuple[bytes, bytes]], content: bytes | AsyncIterator[bytes]
+    ) -> None:
+        """Send a 200 with this content; its length must be among the headers, or is not known."""
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if isinstance(content, bytes):
+            await self._send({"type": "http.response.body", "body": content})
+            return
+        async for piece in content:
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def _left(self) -> None:
+        """Return when the caller has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
