@@ -2,13 +2,15 @@
 Take admitted calls to the engine, many in one run, and bring each its own answer back.
 
 Calls that wait while the engine is busy are joined into its next run; there is
-no timer, so a lone call never waits.  One thread runs the engine and copies
-tensors; the event loop only decides who goes next.
+no timer, so a lone call never waits.  One thread takes what goes next, runs it
+and copies tensors, as long as anything waits: it never waits for the event loop.
+A lone call that takes less time than handing it over is run by the loop itself.
 """
 
 import asyncio
 import itertools
 import math
+import threading
 import time
 from bisect import insort
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,9 @@ from service.joining import Group, Piece, RunLimits, joined_inputs, outputs_of, 
 
 MAX_RUNS_PASSED = 32
 """After so many runs without it, a piece goes before every priority."""
+
+INLINE_S = 0.002
+"""A lone call that is expected to take less is run on the event loop."""
 
 _SCANNED = 256
 """Waiting pieces that are looked at for one run; more would cost more than they save."""
@@ -102,27 +107,42 @@ class _Ticket:
 
 
 class Batcher:
-    """The queue in front of one engine, and the thread behind it."""
+    """
+    The queue in front of one engine, and the thread behind it.
+
+    Used on one event loop.  `inline_s` is how long a run on the loop may be expected to take.
+    """
 
     def __init__(
-        self, engine: Engine, queue: QueueLimits, run: RunLimits, observer: Observer
+        self,
+        engine: Engine,
+        queue: QueueLimits,
+        run: RunLimits,
+        observer: Observer,
+        *,
+        inline_s: float = INLINE_S,
     ) -> None:
         self._engine = engine
         self._queue_limits = queue
         self._run_limits = run
         self._observer = observer
-        self._waiting: list[_Ticket] = []
+        self._inline_s = inline_s
         self._calls = 0
         self._tokens = 0
         self._arrivals = itertools.count()
-        self._runs = 0
-        self._tokens_per_s = 0.0
+        self._pace = _Pace()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._running: list[_Ticket] = []
-        self._run: asyncio.Future[Run]
-        """The run of what is in `_running`, while there is any."""
-        self._stop = Stop()
         self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._lock = threading.Lock()
+        """Held for whatever the loop and the thread share: all below."""
+        self._waiting: list[_Ticket] = []
+        self._runs = 0
+        self._running: list[_Ticket] = []
+        self._stop = Stop()
+        self._is_busy = False
+        """True = what waits will be taken without anybody's doing."""
 
     async def submit(self, call: Call) -> Answer:
         """
@@ -145,13 +165,7 @@ class Batcher:
         timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
         timer = loop.call_later(timeout_s, self._expire, pending, timeout_s)
         self._count(1, tokens)
-        arrival = next(self._arrivals)
-        for i, piece in enumerate(pieces):
-            # A call's later pieces stand behind the first ones of calls that came after it.
-            rank = (call.priority or 2**32, i, arrival)
-            insort(self._waiting, _Ticket(rank, piece, pending, self._runs))
-        if not self._running:
-            self._run_next()
+        self._enqueue(pending, pieces, loop)
         try:
             return await pending.future
         finally:
@@ -163,44 +177,53 @@ class Batcher:
     async def close(self) -> None:
         """Finish what waits, then end the thread; later calls are refused."""
         self._closed = True
-        while self._running:
-            await asyncio.wait({self._run})
+        await self._idle.wait()
         self._thread.shutdown()
 
     def _check_room(self, tokens: int) -> None:
         if self._closed:
             raise Draining("the server is stopping", retry_after_s=1)
         limits = self._queue_limits
-        retry_after_s = self._seconds_to_run(self._tokens)
         if self._calls >= limits.max_calls:
             raise QueueFull(
                 f"queue: at most {limits.max_calls} calls may be in it, and so many are",
-                retry_after_s=retry_after_s,
+                retry_after_s=self._pace.whole_seconds(self._tokens),
             )
         # An empty queue takes any call that passed the limits of one call.
         if self._calls and self._tokens + tokens > limits.max_tokens:
             raise QueueFull(
                 f"queue: at most {limits.max_tokens} tokens may be in it: it holds"
                 f" {self._tokens}, this call has {tokens}",
-                retry_after_s=retry_after_s,
+                retry_after_s=self._pace.whole_seconds(self._tokens),
             )
-
-    def _seconds_to_run(self, tokens: int) -> int:
-        """Return how long the engine will take for so many tokens, from its own last runs."""
-        rate = self._tokens_per_s
-        return max(1, min(60, math.ceil(tokens / rate))) if rate else 1
 
     def _count(self, calls: int, tokens: int) -> None:
         self._calls += calls
         self._tokens += tokens
         self._observer.queue(self._calls, self._tokens)
 
+    def _enqueue(
+        self, pending: _Pending, pieces: list[Piece], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        arrival = next(self._arrivals)
+        with self._lock:
+            for i, piece in enumerate(pieces):
+                # A call's later pieces stand behind the first ones of calls that came after it.
+                rank = (pending.call.priority or 2**32, i, arrival)
+                insort(self._waiting, _Ticket(rank, piece, pending, self._runs))
+            was_busy, self._is_busy = self._is_busy, True
+        if not was_busy:
+            self._idle.clear()
+            # Not at once: what else the loop has already received shall be in the same run.
+            loop.call_soon(self._begin, loop)
+
     def _leave(self, pending: _Pending) -> None:
         """Forget a call nobody waits for; end the run if nobody waits for any of it."""
-        running = any(ticket.pending is pending for ticket in self._running)
+        with self._lock:
+            running = any(ticket.pending is pending for ticket in self._running)
+            if running and all(ticket.pending.is_left for ticket in self._running):
+                self._stop.set()
         self._observer.dropped("running" if running else "queued")
-        if running and all(ticket.pending.is_left for ticket in self._running):
-            self._stop.set()
 
     def _expire(self, pending: _Pending, timeout_s: float) -> None:
         if not pending.is_left:
@@ -209,73 +232,145 @@ class Batcher:
             )
             self._leave(pending)
 
-    def _run_next(self) -> None:
-        """Hand what goes next to the engine's thread, unless nothing waits."""
-        self._waiting = [ticket for ticket in self._waiting if not ticket.pending.is_left]
-        if not self._waiting:
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run what waits: a lone short call here, anything else in the thread."""
+        taken = self._take()
+        if taken is None:
+            self._rest()
             return
-        self._running, group = self._next_group()
-        self._runs += 1
-        self._stop = Stop()
-        self._run = asyncio.get_running_loop().run_in_executor(
-            self._thread, _run_group, self._engine, self._running, group, self._stop
-        )
-        self._run.add_done_callback(self._finish)
+        is_lone = len(taken.tickets) == 1 and not self._waiting
+        if not is_lone or self._pace.seconds(taken.group) > self._inline_s:
+            self._thread.submit(self._work, loop, taken)
+            return
+        self._deliver(taken, _outcome(self._engine, taken))
+        loop.call_soon(self._begin, loop)
 
-    def _finish(self, run: "asyncio.Future[Run]") -> None:
-        """Answer every call that the run has made whole, and start the next run."""
-        error = run.exception()
-        if error is None:
-            self._deliver(run.result())
-        else:
-            for ticket in self._running:
-                if not ticket.pending.is_left:
-                    ticket.pending.future.set_exception(error)
-        self._running = []
-        self._run_next()
+    def _work(self, loop: asyncio.AbstractEventLoop, taken: "_Taken | None") -> None:
+        """Run one group after the other until nothing waits; in the engine's thread."""
+        while taken is not None:
+            outcome = _outcome(self._engine, taken)
+            loop.call_soon_threadsafe(self._deliver, taken, outcome)
+            taken = self._take()
+        loop.call_soon_threadsafe(self._rest)
 
-    def _next_group(self) -> tuple[list[_Ticket], Group]:
+    def _rest(self) -> None:
+        """Be idle, unless there is something to run again."""
+        if not self._is_busy:
+            self._idle.set()
+
+    def _take(self) -> "_Taken | None":
         """Take the most urgent piece out of the queue, and every other that fits beside it."""
-        oldest = min(self._waiting, key=lambda ticket: ticket.rank[2])
-        overdue = self._runs - oldest.runs_before >= MAX_RUNS_PASSED
-        first = oldest if overdue else self._waiting[0]
-        taken, group = [first], Group.of(first.piece)
-        for ticket in itertools.islice(self._waiting, _SCANNED):
-            wider = None if ticket is first else group.joined(ticket.piece, self._run_limits)
-            if wider is not None:
-                taken.append(ticket)
-                group = wider
-        chosen = set(map(id, taken))
-        self._waiting = [ticket for ticket in self._waiting if id(ticket) not in chosen]
-        return taken, group
+        with self._lock:
+            self._waiting = [ticket for ticket in self._waiting if not ticket.pending.is_left]
+            if not self._waiting:
+                self._running, self._is_busy = [], False
+                return None
+            oldest = min(self._waiting, key=lambda ticket: ticket.rank[2])
+            overdue = self._runs - oldest.runs_before >= MAX_RUNS_PASSED
+            first = oldest if overdue else self._waiting[0]
+            tickets, group = _joined(first, self._waiting, self._run_limits)
+            chosen = set(map(id, tickets))
+            self._waiting = [ticket for ticket in self._waiting if id(ticket) not in chosen]
+            self._running = tickets
+            self._runs += 1
+            self._stop = Stop()
+            return _Taken(tickets, group, self._stop)
 
-    def _deliver(self, run: Run) -> None:
-        self._observer.run(run)
-        seconds = run.assembly_s + run.compute_s
-        rate = run.tokens / max(seconds, 1e-9)
-        self._tokens_per_s += (0.2 if self._tokens_per_s else 1.0) * (rate - self._tokens_per_s)
-        started_at = time.monotonic() - seconds
-        for ticket in self._running:
+    def _deliver(self, taken: "_Taken", outcome: Run | Exception) -> None:
+        """Answer every call that the run has made whole."""
+        if isinstance(outcome, Exception):
+            for ticket in taken.tickets:
+                if not ticket.pending.is_left:
+                    ticket.pending.future.set_exception(outcome)
+            return
+        self._observer.run(outcome)
+        seconds = outcome.assembly_s + outcome.compute_s
+        self._pace.note(taken.group, seconds)
+        started_at = outcome.started_at
+        for ticket in taken.tickets:
             pending = ticket.pending
             pending.started_at = pending.started_at or started_at
-            pending.assembly_s += run.assembly_s
-            pending.compute_s += run.compute_s
+            pending.assembly_s += outcome.assembly_s
+            pending.compute_s += outcome.compute_s
             pending.pieces_left -= 1
             if pending.pieces_left == 0 and not pending.is_left:
                 pending.future.set_result(pending.answer())
 
 
-def _run_group(engine: Engine, tickets: list[_Ticket], group: Group, stop: Stop) -> Run:
+@dataclass(frozen=True)
+class _Taken:
+    """What goes through the engine together."""
+
+    tickets: list[_Ticket]
+    group: Group
+    stop: Stop
+
+
+@dataclass
+class _Pace:
+    """How fast the engine is, from its own last runs."""
+
+    tokens_per_s: float = 0.0
+    cost_per_s: float = 0.0
+
+    def note(self, group: Group, seconds: float) -> None:
+        """Take a run into account."""
+        share = 0.2 if self.tokens_per_s else 1.0
+        seconds = max(seconds, 1e-9)
+        self.tokens_per_s += share * (group.tokens / seconds - self.tokens_per_s)
+        self.cost_per_s += share * (group.cost / seconds - self.cost_per_s)
+
+    def seconds(self, group: Group) -> float:
+        """Return how long a run will take; infinity before the first one."""
+        return group.cost / self.cost_per_s if self.cost_per_s else math.inf
+
+    def whole_seconds(self, tokens: int) -> int:
+        """Return how long a queue will take, from 1 to 60 s."""
+        rate = self.tokens_per_s
+        return max(1, min(60, math.ceil(tokens / rate))) if rate else 1
+
+
+def _joined(
+    first: _Ticket, waiting: list[_Ticket], limits: RunLimits
+) -> tuple[list[_Ticket], Group]:
+    """Return a piece with every other that is better run beside it than later, nearest first."""
+    length, keys = first.piece.length, first.piece.key_length
+    nearest = sorted(
+        itertools.islice(waiting, _SCANNED),
+        key=lambda ticket: (
+            ticket.rank[0],
+            abs(ticket.piece.length - length) + abs(ticket.piece.key_length - keys),
+        ),
+    )
+    tickets, group = [first], Group.of(first.piece)
+    for ticket in nearest:
+        wider = None if ticket is first else group.joined(ticket.piece, limits)
+        if wider is not None:
+            tickets.append(ticket)
+            group = wider
+    return tickets, group
+
+
+def _outcome(engine: Engine, taken: _Taken) -> Run | Exception:
+    """Return how the run went; each piece's outputs are in its call's answer then."""
+    try:
+        return _run(engine, taken)
+    except Exception as failure:  # whatever it is, the next group must run
+        return failure
+
+
+def _run(engine: Engine, taken: _Taken) -> Run:
     """
-    Run the group, and put each piece's outputs into its call's answer; in the engine's thread.
+    Run the group, and put each piece's outputs into its call's answer.
 
     Raises:
         InferenceFailed: see `Engine.run`.
     """
+    tickets, group = taken.tickets, taken.group
     started = time.monotonic()
     inputs = joined_inputs(group)
     assembled = time.monotonic()
-    outputs = engine.run(inputs, weights=group.pieces[0].call.weights, stop=stop)
+    outputs = engine.run(inputs, weights=group.pieces[0].call.weights, stop=taken.stop)
     computed = time.monotonic()
     for ticket, part in zip(tickets, outputs_of(group, outputs), strict=True):
         if not ticket.pending.is_left:
@@ -285,6 +380,7 @@ def _run_group(engine: Engine, tickets: list[_Ticket], group: Group, stop: Stop)
         rows=group.rows,
         tokens=group.tokens,
         padded_tokens=group.padded_tokens,
+        started_at=started,
         assembly_s=assembled - started + time.monotonic() - computed,
         compute_s=computed - assembled,
     )

@@ -107,6 +107,8 @@ class Run:
     """True queries and keys."""
     padded_tokens: int
     """Queries and keys with padding."""
+    started_at: float
+    """On the monotonic clock."""
     assembly_s: float
     """Putting calls together and taking their answers apart."""
     compute_s: float

@@ -14,6 +14,13 @@ import numpy.typing as npt
 
 from service.calls import Bools, Call, Floats, Inputs, Outputs
 
+RUN_TOKENS = 16
+"""
+What starting a run is worth, in queries and keys: two calls that would cost more padding
+than this are faster one after the other.  About 0.3 ms where a token takes 0.03 ms
+(bench/NOTES.md, "many callers").
+"""
+
 Rows = slice | npt.NDArray[np.int64]
 
 
@@ -80,12 +87,19 @@ class Group:
         """Queries and keys of all rows, padding included."""
         return self.rows * (self.length + self.key_length)
 
+    @property
+    def cost(self) -> int:
+        """What the run takes, in tokens: its own and those that starting it is worth."""
+        return RUN_TOKENS + self.padded_tokens
+
     def joined(self, piece: Piece, limits: RunLimits) -> "Group | None":
-        """Return the group with one more piece; None = it does not fit."""
+        """Return the group with one more piece; None = it does not fit, or would not pay."""
         if piece.kind != self.pieces[0].kind:
             return None
-        group = self + Group.of(piece)
-        return group if group.fits(limits) else None
+        alone = Group.of(piece)
+        group = self + alone
+        pays = group.cost <= self.cost + alone.cost
+        return group if pays and group.fits(limits) else None
 
     def __add__(self, other: "Group") -> "Group":
         """Return both in one run."""

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from service.errors import TooSlow
 from service.problems import status_of
 
-_UPGRADE = re.compile(rb"(?<=\r\n)upgrade: *h2c\r\n", re.IGNORECASE)
+_UPGRADE = re.compile(rb"\r\nupgrade: *h2c(?=\r\n)", re.IGNORECASE)
 
 
 def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
@@ -38,8 +38,7 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
             if self.cycle is None or self.cycle.response_complete:
                 if self._timer is None:
                     self._start_timer()
-                # A client may offer HTTP/2, as Java's does; taken as such, its body would be lost.
-                data = _UPGRADE.sub(b"", data, count=1)
+                data = _without_upgrade(data)
             super().data_received(data)
 
         def on_headers_complete(self) -> None:
@@ -60,6 +59,17 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
                 self.transport.close()
 
     return TimedProtocol
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """
+    Return what came first of a request without its offer of HTTP/2, as Java's clients make it.
+
+    Uvicorn would take it as another protocol, and lose the body.
+    """
+    end = data.find(b"\r\n\r\n") + 2
+    head = data[:end]  # a body may hold anything, and be long
+    return _UPGRADE.sub(b"", head, count=1) + data[end:] if b"h2c" in head.lower() else data
 
 
 def _answer(seconds: float) -> bytes:

@@ -72,10 +72,12 @@ def make(
     max_tokens: int = 9999,
     max_run_tokens: int = 1,
     seen: Seen | None = None,
+    inline_s: float = 0.0,
 ) -> Batcher:
     """Return a batcher that joins nothing unless told to."""
     queue = QueueLimits(max_calls, max_tokens, timeout_s=30)
-    return Batcher(engine, queue, RunLimits(max_run_tokens, 10**6, 0.25), seen or Seen())
+    limits = RunLimits(max_run_tokens, 10**6, 0.25)
+    return Batcher(engine, queue, limits, seen or Seen(), inline_s=inline_s)
 
 
 def call(mark: float, *, rows: int = 1, length: int = 1, **options: object) -> Call:
