@@ -133,7 +133,12 @@ def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:
     def batcher_of(name: str, engine: Engine) -> Batcher:
         return Batcher(engine, queue, run, metrics.of_model(name))
 
-    load = loader(provider=settings.provider, threads=budget.threads, batcher_of=batcher_of)
+    load = loader(
+        provider=settings.provider,
+        threads=budget.threads,
+        lanes=settings.lanes or (min(4, budget.threads) if settings.provider == "cpu" else 1),
+        batcher_of=batcher_of,
+    )
     return Models(load, settings.repository, default=settings.default_model)
 
 

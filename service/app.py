@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -103,6 +104,8 @@ async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> N
     loaded = [f"{model.name}/{model.version}" for model in models]
     event("loaded", models=loaded, seconds=round(time.monotonic() - started, 3))
     await asyncio.to_thread(models.warm_up)
+    # What is here now stays: the collector need not look at it again and again.
+    gc.freeze()
     if models.problem is None:
         event("ready", seconds=round(time.monotonic() - started, 3))
     else:

@@ -2,9 +2,10 @@
 Take admitted calls to the engine, many in one run, and bring each its own answer back.
 
 Calls that wait while the engine is busy are joined into its next run; there is
-no timer, so a lone call never waits.  One thread takes what goes next, runs it
-and copies tensors, as long as anything waits: it never waits for the event loop.
-A lone call that takes less time than handing it over is run by the loop itself.
+no timer, so a lone call never waits.  Each lane of the engine has a thread, which
+takes what goes next, runs it and copies tensors as long as anything waits: it
+never waits for the event loop.  What is little and all there is, is run by the
+loop itself: handing it over and back would take longer (bench/NOTES.md, "lanes").
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import threading
 import time
 from bisect import insort
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -27,8 +28,11 @@ from service.joining import Group, Piece, RunLimits, joined_inputs, outputs_of, 
 MAX_RUNS_PASSED = 32
 """After so many runs without it, a piece goes before every priority."""
 
-INLINE_S = 0.002
-"""A lone call that is expected to take less is run on the event loop."""
+INLINE_S = 0.01
+"""What is expected to take less, when nothing else is to be done, is run on the event loop."""
+
+MIN_SHARE = 64
+"""Queries below which a run is not made smaller for the sake of another lane."""
 
 _SCANNED = 256
 """Waiting pieces that are looked at for one run; more would cost more than they save."""
@@ -71,6 +75,8 @@ class _Pending:
     tokens: int
     queued_at: float
     pieces_left: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the answer's memory is made: two lanes may have pieces of one call."""
     output: Floats | None = None
     weights: Floats | None = None
     started_at: float = 0.0
@@ -108,7 +114,7 @@ class _Ticket:
 
 class Batcher:
     """
-    The queue in front of one engine, and the thread behind it.
+    The queue in front of one engine, and the threads behind it.
 
     Used on one event loop.  `inline_s` is how long a run on the loop may be expected to take.
     """
@@ -131,18 +137,17 @@ class Batcher:
         self._tokens = 0
         self._arrivals = itertools.count()
         self._pace = _Pace()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._threads = ThreadPoolExecutor(engine.lanes, thread_name_prefix="engine")
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._is_beginning = False
         self._lock = threading.Lock()
-        """Held for whatever the loop and the thread share: all below."""
+        """Held for whatever the loop and the threads share: all below."""
         self._waiting: list[_Ticket] = []
         self._runs = 0
-        self._running: list[_Ticket] = []
-        self._stop = Stop()
-        self._is_busy = False
-        """True = what waits will be taken without anybody's doing."""
+        self._running: list[_Taken] = []
+        self._free_lanes = engine.lanes
 
     async def submit(self, call: Call) -> Answer:
         """
@@ -178,7 +183,7 @@ class Batcher:
         """Finish what waits, then end the thread; later calls are refused."""
         self._closed = True
         await self._idle.wait()
-        self._thread.shutdown()
+        self._threads.shutdown()
 
     def _check_room(self, tokens: int) -> None:
         if self._closed:
@@ -211,19 +216,20 @@ class Batcher:
                 # A call's later pieces stand behind the first ones of calls that came after it.
                 rank = (pending.call.priority or 2**32, i, arrival)
                 insort(self._waiting, _Ticket(rank, piece, pending, self._runs))
-            was_busy, self._is_busy = self._is_busy, True
-        if not was_busy:
-            self._idle.clear()
+        self._idle.clear()
+        if self._free_lanes and not self._is_beginning:
             # Not at once: what else the loop has already received shall be in the same run.
+            self._is_beginning = True
             loop.call_soon(self._begin, loop)
 
     def _leave(self, pending: _Pending) -> None:
-        """Forget a call nobody waits for; end the run if nobody waits for any of it."""
+        """Forget a call nobody waits for; end a run if nobody waits for any of it."""
         with self._lock:
-            running = any(ticket.pending is pending for ticket in self._running)
-            if running and all(ticket.pending.is_left for ticket in self._running):
-                self._stop.set()
-        self._observer.dropped("running" if running else "queued")
+            concerned = [taken for taken in self._running if taken.holds(pending)]
+        for taken in concerned:
+            if taken.is_left:
+                taken.stop.set()
+        self._observer.dropped("running" if concerned else "queued")
 
     def _expire(self, pending: _Pending, timeout_s: float) -> None:
         if not pending.is_left:
@@ -233,48 +239,65 @@ class Batcher:
             self._leave(pending)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run what waits: a lone short call here, anything else in the thread."""
+        """Run what waits: here, if it is little and all there is; else in the free lanes."""
+        self._is_beginning = False
         taken = self._take()
-        if taken is None:
-            self._rest()
-            return
-        is_lone = len(taken.tickets) == 1 and not self._waiting
-        if not is_lone or self._pace.seconds(taken.group) > self._inline_s:
-            self._thread.submit(self._work, loop, taken)
-            return
-        self._deliver(taken, _outcome(self._engine, taken))
-        loop.call_soon(self._begin, loop)
+        while taken is not None:
+            if taken.is_alone and self._pace.seconds(taken.group) <= self._inline_s:
+                self._deliver(taken, _outcome(self._engine, taken))
+                taken = self._take(after=taken)
+            else:
+                self._threads.submit(self._work, loop, taken)
+                taken = self._take()
+        self._rest()
 
     def _work(self, loop: asyncio.AbstractEventLoop, taken: "_Taken | None") -> None:
-        """Run one group after the other until nothing waits; in the engine's thread."""
+        """Run one group after the other until nothing waits; in a lane's thread."""
         while taken is not None:
             outcome = _outcome(self._engine, taken)
             loop.call_soon_threadsafe(self._deliver, taken, outcome)
-            taken = self._take()
+            taken = self._take(after=taken)
         loop.call_soon_threadsafe(self._rest)
 
     def _rest(self) -> None:
-        """Be idle, unless there is something to run again."""
-        if not self._is_busy:
-            self._idle.set()
-
-    def _take(self) -> "_Taken | None":
-        """Take the most urgent piece out of the queue, and every other that fits beside it."""
+        """Be idle when nothing waits and nothing runs."""
         with self._lock:
+            if not self._waiting and not self._running:
+                self._idle.set()
+
+    def _take(self, *, after: "_Taken | None" = None) -> "_Taken | None":
+        """
+        Take the most urgent piece out of the queue, and every other that fits beside it.
+
+        A lane that comes back with what it has run keeps its place or gives it up;
+        without, one must be free.
+        """
+        with self._lock:
+            if after is not None:
+                self._running.remove(after)
+                self._free_lanes += 1
             self._waiting = [ticket for ticket in self._waiting if not ticket.pending.is_left]
-            if not self._waiting:
-                self._running, self._is_busy = [], False
+            if not self._waiting or not self._free_lanes:
                 return None
             oldest = min(self._waiting, key=lambda ticket: ticket.rank[2])
             overdue = self._runs - oldest.runs_before >= MAX_RUNS_PASSED
             first = oldest if overdue else self._waiting[0]
-            tickets, group = _joined(first, self._waiting, self._run_limits)
+            tickets, group = _joined(first, self._waiting, self._share())
             chosen = set(map(id, tickets))
             self._waiting = [ticket for ticket in self._waiting if id(ticket) not in chosen]
-            self._running = tickets
+            is_alone = not self._waiting and not self._running
+            taken = _Taken(tickets, group, is_alone, Stop())
+            self._running.append(taken)
+            self._free_lanes -= 1
             self._runs += 1
-            self._stop = Stop()
-            return _Taken(tickets, group, self._stop)
+            return taken
+
+    def _share(self) -> RunLimits:
+        """Return the limits of one run that leaves the other lanes something to do."""
+        limits = self._run_limits
+        tokens = sum(ticket.piece.tokens for ticket in self._waiting) // 2  # queries and keys
+        share = max(MIN_SHARE, tokens // self._engine.lanes)
+        return replace(limits, max_tokens=min(limits.max_tokens, share))
 
     def _deliver(self, taken: "_Taken", outcome: Run | Exception) -> None:
         """Answer every call that the run has made whole."""
@@ -297,13 +320,24 @@ class Batcher:
                 pending.future.set_result(pending.answer())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Taken:
     """What goes through the engine together."""
 
     tickets: list[_Ticket]
     group: Group
+    is_alone: bool
+    """Nothing else waited or ran when it was taken."""
     stop: Stop
+
+    @property
+    def is_left(self) -> bool:
+        """True when nobody waits for any of it any more."""
+        return all(ticket.pending.is_left for ticket in self.tickets)
+
+    def holds(self, pending: _Pending) -> bool:
+        """Say whether a piece of that call is in it."""
+        return any(ticket.pending is pending for ticket in self.tickets)
 
 
 @dataclass
@@ -370,7 +404,12 @@ def _run(engine: Engine, taken: _Taken) -> Run:
     started = time.monotonic()
     inputs = joined_inputs(group)
     assembled = time.monotonic()
-    outputs = engine.run(inputs, weights=group.pieces[0].call.weights, stop=taken.stop)
+    outputs = engine.run(
+        inputs,
+        weights=group.pieces[0].call.weights,
+        stop=taken.stop,
+        beside=not taken.is_alone,
+    )
     computed = time.monotonic()
     for ticket, part in zip(tickets, outputs_of(group, outputs), strict=True):
         if not ticket.pending.is_left:
@@ -394,12 +433,13 @@ def _put(pending: _Pending, piece: Piece, outputs: Outputs, *, is_alone: bool) -
         pending.weights = weights if is_alone or weights is None else weights.copy()
         return
     inputs = piece.call.inputs
-    if pending.output is None:
-        pending.output = np.zeros(inputs.embeddings.shape, np.float32)
+    with pending.lock:
+        if pending.output is None:
+            pending.output = np.zeros(inputs.embeddings.shape, np.float32)
+        if weights is not None and pending.weights is None:
+            rows, length = inputs.embeddings.shape[:2]
+            shape = (rows, weights.shape[1], length, inputs.key_length)
+            pending.weights = np.zeros(shape, np.float32)
     pending.output[piece.rows, : piece.length] = outputs.output
-    if weights is None:
-        return
-    if pending.weights is None:
-        rows, length = inputs.embeddings.shape[:2]
-        pending.weights = np.zeros((rows, weights.shape[1], length, inputs.key_length), np.float32)
-    pending.weights[piece.rows, :, : piece.length, : piece.key_length] = weights
+    if weights is not None and pending.weights is not None:
+        pending.weights[piece.rows, :, : piece.length, : piece.key_length] = weights

@@ -43,6 +43,12 @@ _DTYPES: Final[dict[str, Literal["float32", "bool"]]] = {
     "tensor(float)": "float32",
     "tensor(bool)": "bool",
 }
+_SPIN_US: Final = 500
+"""
+How long the threads of a run alone look out for the next one before they sleep: waking them
+takes a fifth of [1, 8] (bench/NOTES.md, "lanes").
+"""
+
 _NO_PAIR_MASK: Final = np.ones((1, 1, 1, 1), np.bool_)
 
 
@@ -58,14 +64,18 @@ class Stop:
 
 
 class Engine(Protocol):
-    """What runs a layer; one call at a time from any thread."""
+    """What runs a layer, from any thread."""
 
     layer: LayerConfig
     provider: Provider
+    lanes: int
+    """How many runs are best made at once when there is more to do than one."""
 
-    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+    ) -> Outputs:
         """
-        Attend over one batch.
+        Attend over one batch; `beside` = other runs are being made at the same time.
 
         Raises:
             InferenceFailed: the runtime refused the batch or was stopped; cause attached.
@@ -75,7 +85,11 @@ class Engine(Protocol):
 
 class OnnxEngine:
     """
-    An artifact's graph in an onnxruntime session.
+    An artifact's graph in two onnxruntime sessions: one for a run alone, one for runs at once.
+
+    A run alone has all `threads`.  Runs at once share them out, `lanes` at a time: they
+    need not wait for each other's slowest part, and so more is done in all
+    (bench/NOTES.md, "lanes").
 
     Raises:
         ProviderUnavailable: `provider` was asked for and is not what would run.
@@ -84,11 +98,21 @@ class OnnxEngine:
     """
 
     def __init__(
-        self, graph_path: Path, layer: LayerConfig, *, provider: Provider = "cpu", threads: int = 1
+        self,
+        graph_path: Path,
+        layer: LayerConfig,
+        *,
+        provider: Provider = "cpu",
+        threads: int = 1,
+        lanes: int = 1,
     ) -> None:
         self.layer = layer
         self.provider = provider
-        self._session = _open_session(graph_path, provider, threads)
+        self.lanes = lanes
+        self._session = _open_session(graph_path, provider, threads, spin_us=_SPIN_US)
+        self._beside = self._session
+        if lanes > 1:
+            self._beside = _open_session(graph_path, provider, max(1, threads // lanes), spin_us=0)
         check_signature(self.inputs(), graph_inputs(layer), f"{graph_path}: input")
         check_signature(self.outputs(), graph_outputs(layer), f"{graph_path}: output")
 
@@ -100,12 +124,15 @@ class OnnxEngine:
         """List what the graph really gives."""
         return _signature(self._session.get_outputs())
 
-    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+    ) -> Outputs:
         """See `Engine.run`."""
+        session = self._beside if beside else self._session
         names = [OUTPUT, ATTENTION_WEIGHTS] if weights else [OUTPUT]
         try:
             feed = self._feed(inputs, weights=weights)
-            results = self._session.run(names, feed, stop and stop.options)
+            results = session.run(names, feed, stop and stop.options)
         except Exception as error:
             # The runtime's exception classes share no base of their own.
             raise InferenceFailed("the runtime refused a batch") from error
@@ -185,7 +212,7 @@ def _signature(nodes: list[Any]) -> tuple[GraphTensor, ...]:
     )
 
 
-def _open_session(graph_path: Path, provider: Provider, threads: int) -> Any:
+def _open_session(graph_path: Path, provider: Provider, threads: int, *, spin_us: int) -> Any:
     name = _PROVIDER_NAMES[provider]
     if name not in onnxruntime.get_available_providers():
         raise ProviderUnavailable(
@@ -199,8 +226,9 @@ def _open_session(graph_path: Path, provider: Provider, threads: int) -> Any:
     options.log_severity_level = 3
     # The arena keeps the most that any shape ever took; service/heap.py is as fast without it.
     options.enable_cpu_mem_arena = False
-    # Spinning threads starve the event loop and each other (bench/NOTES.md).
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Spinning threads starve the event loop and each other.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin_us else "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
     cuda_options = {"use_tf32": "0"}  # TF32 cannot keep the FP32 parity promise
     try:
         session = onnxruntime.InferenceSession(

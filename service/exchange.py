@@ -6,7 +6,7 @@ response objects would cost more than all that is done for a small call.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -14,6 +14,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.errors import TooLarge, TooSlow, UnsupportedMediaType
+
+ON_LEFT: Final = "headwise.on_left"
+"""The ASGI extension with what is to be called when the caller leaves: see `protocol`."""
 
 _IDENTITY: Final = ("", "identity")
 
@@ -30,6 +33,7 @@ class Exchange:
         }
         """By lower-case name; of a repeated one, the last."""
         self._query: bytes = scope["query_string"]
+        self._on_left: list[Callable[[], None]] = scope["extensions"][ON_LEFT]
         self._receive = receive
         self._send = send
 
@@ -80,23 +84,26 @@ class Exchange:
         """
         Return what the work gives; a caller that leaves cancels it.
 
-        The body must have been read.
-
         Raises:
             ClientDisconnect: nobody is there to answer to.
         """
-        own_task = cast(asyncio.Task[None], asyncio.current_task())
-        left = asyncio.create_task(self._left())
-        left.add_done_callback(lambda task: None if task.cancelled() else own_task.cancel())
+        task = cast(asyncio.Task[None], asyncio.current_task())
+        has_left = False
+
+        def leave() -> None:
+            nonlocal has_left
+            has_left = task.cancel()
+
+        self._on_left.append(leave)
         try:
             return await work
         except asyncio.CancelledError:
-            if not left.done():
+            if not has_left:
                 raise
-            own_task.uncancel()
+            task.uncancel()
             raise ClientDisconnect from None
         finally:
-            left.cancel()
+            self._on_left.remove(leave)
 
     async def answer(
         self, headers: list[tuple[bytes, bytes]], content: bytes | AsyncIterator[bytes]
@@ -109,8 +116,3 @@ class Exchange:
         async for piece in content:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})
-
-    async def _left(self) -> None:
-        """Return when the caller has left."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass

@@ -55,16 +55,23 @@ class Model:
         return self.artifact.manifest.layer
 
     def warm_up(self) -> None:
-        """Run the golden input on both paths; afterwards `problem` says what was wrong, or None."""
-        golden = self.artifact.golden
+        """Run the golden input on every path; afterwards `problem` says what was wrong, or None."""
         try:
-            plain = self.engine.run(Inputs(golden.embeddings, golden.memory), weights=False)
-            masked = self.engine.run(
-                Inputs(golden.embeddings, golden.memory, golden.attend_mask), weights=True
-            )
+            self.problem = self._difference(beside=False) or self._difference(beside=True)
         except InferenceFailed as failure:
             self.problem = f"{failure}: {failure.__cause__}".splitlines()[0]
-            return
+
+    def _difference(self, *, beside: bool) -> str | None:
+        """Return which golden answer is not met, or None."""
+        golden = self.artifact.golden
+        plain = self.engine.run(
+            Inputs(golden.embeddings, golden.memory), weights=False, beside=beside
+        )
+        masked = self.engine.run(
+            Inputs(golden.embeddings, golden.memory, golden.attend_mask),
+            weights=True,
+            beside=beside,
+        )
         errors = {
             "output without masks": _error(plain.output, golden.plain_output),
             "output": _error(masked.output, golden.output),
@@ -72,7 +79,7 @@ class Model:
         }
         tolerance = self.artifact.manifest.tolerance
         wrong = next((name for name, error in errors.items() if not error <= tolerance), None)
-        self.problem = wrong and (
+        return wrong and (
             f"golden answer: {wrong} differs by {errors[wrong]:.3g}, allowed {tolerance:g}"
         )
 
@@ -224,7 +231,7 @@ class Models:
 
 
 def loader(
-    *, provider: Provider, threads: int, batcher_of: Callable[[str, Engine], Batcher]
+    *, provider: Provider, threads: int, lanes: int, batcher_of: Callable[[str, Engine], Batcher]
 ) -> Callable[[Path], Model]:
     """Return what makes a model of an artifact's directory `<repository>/<name>/<version>`."""
 
@@ -235,7 +242,9 @@ def loader(
             raise ArtifactUnreadable(
                 f"{path}: its manifest is of {manifest.name} version {manifest.version}"
             )
-        engine = OnnxEngine(artifact.graph_path, manifest.layer, provider=provider, threads=threads)
+        engine = OnnxEngine(
+            artifact.graph_path, manifest.layer, provider=provider, threads=threads, lanes=lanes
+        )
         return Model(artifact, engine, batcher_of(manifest.name, engine))
 
     return load

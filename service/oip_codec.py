@@ -106,12 +106,15 @@ def encode(
     head: dict[str, Any] = {"model_name": model, "model_version": str(version)}
     if request.id:
         head["id"] = request.id
-    header = gathered(_header(head, tensors, request.outputs))
-    if not any(request.outputs.values()):
-        return None, None, header
-    text = b"".join(header)
-    text += b" " * (-len(text) % _ALIGNMENT)
     binary = [tensor for name, tensor in tensors.items() if request.outputs[name]]
+    if not binary:
+        return None, None, gathered(_header(head, tensors, request.outputs))
+    if len(binary) == len(tensors):
+        entries = [_entry(name, tensor, binary=True) for name, tensor in tensors.items()]
+        text = orjson.dumps(head | {"outputs": entries})
+    else:
+        text = b"".join(_header(head, tensors, request.outputs))
+    text += b" " * (-len(text) % _ALIGNMENT)
     pieces = itertools.chain([text], *(raw(tensor) for tensor in binary))
     return len(text) + sum(tensor.nbytes for tensor in binary), len(text), pieces
 
@@ -121,15 +124,20 @@ def _header(
 ) -> Iterator[bytes]:
     yield orjson.dumps(head)[:-1] + b',"outputs":['
     for i, (name, tensor) in enumerate(tensors.items()):
-        entry: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": list(tensor.shape)}
-        if binary[name]:
-            entry["parameters"] = {"binary_data_size": tensor.nbytes}
+        entry = _entry(name, tensor, binary=binary[name])
         yield (b"," if i else b"") + orjson.dumps(entry)[:-1]
         if not binary[name]:
             yield b',"data":'
             yield from json_array(tensor.reshape(-1))
         yield b"}"
     yield b"]}"
+
+
+def _entry(name: str, tensor: Floats, *, binary: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": tensor.shape}
+    if binary:
+        entry["parameters"] = {"binary_data_size": tensor.nbytes}
+    return entry
 
 
 def _header_size(text: str, body_size: int) -> int:

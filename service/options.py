@@ -22,11 +22,10 @@ def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
     Raises:
         InvalidInput: names the first unknown key and the nearest known one.
     """
-    known = tuple(known)
-    members = frozenset(known)
-    unknown = next((key for key in found if key not in members), None)
-    if unknown is None:
+    found, known = tuple(found), tuple(known)
+    if all(map(known.__contains__, found)):
         return
+    unknown = next(key for key in found if key not in known)
     if unknown == "attention_mask":
         # Elsewhere the padding mask, elsewhere again the full one: never guess.
         raise InvalidInput(

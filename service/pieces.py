@@ -39,6 +39,9 @@ def json_array(array: npt.NDArray[Any]) -> Iterator[bytes]:
 
 def raw(array: npt.NDArray[Any]) -> Iterator[Chunk]:
     """Give an array's bytes, row-major and little-endian."""
+    if array.nbytes <= _BYTES:
+        yield array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        return
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     view = little.reshape(-1).view(np.uint8).data
     for start in range(0, len(view), _BYTES):

@@ -1,18 +1,21 @@
 """
-Uvicorn's HTTP protocol with a limit on how long a request's head may take.
+Uvicorn's HTTP protocol, with a limit on how long a request's head may take, and word of leaving.
 
 Uvicorn times out idle connections only after their first answer, and never one
-that sends its headers byte by byte.
+that sends its headers byte by byte.  That a caller has left it tells only to
+who waits for it, which would take a task for each call.
 """
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.errors import TooSlow
+from service.exchange import ON_LEFT
 from service.problems import status_of
 
 _UPGRADE = re.compile(rb"\r\nupgrade: *h2c(?=\r\n)", re.IGNORECASE)
@@ -27,12 +30,15 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
         _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
+            self._on_left: list[Callable[[], None]] = []
             self._start_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(exc)
+            for tell in list(self._on_left):
+                tell()
 
         def data_received(self, data: bytes) -> None:
             if self.cycle is None or self.cycle.response_complete:
@@ -43,7 +49,14 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._stop_timer()
+            self.scope["extensions"] = {ON_LEFT: self._on_left}  # type: ignore[dict-item]
             super().on_headers_complete()
+
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            if not self.pipeline:
+                # Reading may have been held up over a large body; then nobody would see him leave.
+                self.flow.resume_reading()
 
         def _start_timer(self) -> None:
             self._timer = self.loop.call_later(seconds, self._on_timeout)
@@ -59,6 +72,42 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
                 self.transport.close()
 
     return TimedProtocol
+
+
+class _Gathering:
+    """
+    A transport that sends two writes of one turn of the loop together.
+
+    Uvicorn writes an answer's head and body apart: two system calls here, two
+    packets on the way, and two wake-ups there.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send the bytes, at the latest when the loop turns."""
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.writelines((held, data))
+        elif data:
+            self._held = data
+            self._loop.call_soon(self._flush)
+
+    def close(self) -> None:
+        """Close the connection once all is sent."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held)
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -100,14 +100,17 @@ class Routes:
 
     async def metrics(self) -> Response:
         """Return the metrics in the Prometheus text format."""
-        ready = self._models.problem is None and self._life.phase == "serving"
-        self._metrics.ready.set(ready)
-        self._metrics.in_flight.set(self._life.in_flight)
-        self._metrics.model_info.clear()
-        for model in self._models:
-            precision = model.artifact.manifest.precision
-            labels = (model.name, str(model.version), precision, model.engine.provider)
-            self._metrics.model_info.labels(*labels).set(1)
+        self._metrics.ready = self._models.problem is None and self._life.phase == "serving"
+        self._metrics.in_flight = self._life.in_flight
+        self._metrics.served = [
+            (
+                model.name,
+                str(model.version),
+                model.artifact.manifest.precision,
+                model.engine.provider,
+            )
+            for model in self._models
+        ]
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     def _describe(self, model: Model) -> dict[str, Any]:

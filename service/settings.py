@@ -53,6 +53,13 @@ class Settings(BaseModel):
         le=1024,
         description="threads of one run (default: the cores that affinity and CPU quota allow)",
     )
+    lanes: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="runs at once when more waits than one run takes, sharing the threads"
+        " (default: up to 4 on CPU, 1 on CUDA)",
+    )
     nonfinite: Literal["accept", "refuse"] = Field(
         "accept", description="embeddings with NaN or infinity: accept, or refuse with 400"
     )

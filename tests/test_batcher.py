@@ -19,6 +19,7 @@ class HeldEngine:
 
     layer = LayerConfig(1, 1)
     provider: Provider = "cpu"
+    lanes = 1
 
     def __init__(self) -> None:
         self.free = threading.Event()
@@ -27,7 +28,9 @@ class HeldEngine:
         self.ran: list[list[float]] = []
         self.stopped = 0
 
-    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+    ) -> Outputs:
         """Answer with the embeddings once let go; a negative number fails."""
         self.started.set()
         while not self.free.wait(0.005):

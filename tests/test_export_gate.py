@@ -174,9 +174,12 @@ class _WatchingEngine:
     def __init__(self, source: Source) -> None:
         self.layer = source.config
         self.provider: Provider = "cpu"
+        self.lanes = 1
         self.scale: float | None = None
 
-    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+    ) -> Outputs:
         """See `Engine.run`."""
         self.scale = self.scale or float(inputs.embeddings.std())
         return Outputs(inputs.embeddings, None)

@@ -33,7 +33,9 @@ def batcher_of(name: str, engine: Engine) -> Batcher:
 def load(repository: Path, *, default: str | None = None, provider: Provider = "cpu") -> Models:
     """Load with one thread."""
     models = Models(
-        loader(provider=provider, threads=1, batcher_of=batcher_of), repository, default=default
+        loader(provider=provider, threads=2, lanes=2, batcher_of=batcher_of),
+        repository,
+        default=default,
     )
     models.load()
     return models
@@ -131,11 +133,14 @@ class WrongEngine:
 
     layer = LayerConfig(8, 2)
     provider: Provider = "cpu"
+    lanes = 1
 
     def __init__(self, answer: Outputs | None) -> None:
         self.answer = answer
 
-    def run(self, inputs: Inputs, *, weights: bool, stop: Stop | None = None) -> Outputs:
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+    ) -> Outputs:
         """Answer what was planted."""
         if self.answer is None:
             raise InferenceFailed("the runtime refused a batch") from RuntimeError("boom")

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 ROWS = [
     {"errors", "contract"},
-    {"settings", "logs", "cpu", "artifact", "life", "calls", "heap", "tracing"},
+    {"settings", "logs", "cpu", "artifact", "life", "calls", "heap", "tracing", "tally"},
     {"engine", "joining", "metrics"},
     {"batcher"},
     {"models", "json_reader", "shapes", "pieces", "workers"},
