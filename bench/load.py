@@ -45,6 +45,11 @@ class Result:
         """Answers of status 200 a second."""
         return self.statuses.count(200) / self.seconds
 
+    @property
+    def answered(self) -> float:
+        """Answers of any status a second."""
+        return len(self.statuses) / self.seconds
+
     def by_status(self) -> dict[int, int]:
         """Return how many answers had each status."""
         return dict(Counter(self.statuses))

@@ -9,8 +9,10 @@ loop itself: handing it over and back would take longer (bench/NOTES.md, "lanes"
 """
 
 import asyncio
+import contextlib
 import itertools
 import math
+import os
 import threading
 import time
 from bisect import insort
@@ -34,7 +36,10 @@ INLINE_S = 0.01
 MIN_SHARE = 64
 """Queries below which a run is not made smaller for the sake of another lane."""
 
-_SCANNED = 256
+_NICE = 5
+"""How far the engine's threads stand behind the event loop: see nice(2)."""
+
+_SCANNED = 128
 """Waiting pieces that are looked at for one run; more would cost more than they save."""
 
 Drop = Literal["queued", "running"]
@@ -137,7 +142,9 @@ class Batcher:
         self._tokens = 0
         self._arrivals = itertools.count()
         self._pace = _Pace()
-        self._threads = ThreadPoolExecutor(engine.lanes, thread_name_prefix="engine")
+        self._threads = ThreadPoolExecutor(
+            engine.lanes, thread_name_prefix="engine", initializer=_let_the_loop_pass
+        )
         self._closed = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -164,7 +171,7 @@ class Batcher:
         """
         pieces = pieces_of(call, self._run_limits)
         tokens = sum(piece.tokens for piece in pieces)
-        self._check_room(tokens)
+        self.check_room(tokens)
         loop = asyncio.get_running_loop()
         pending = _Pending(call, loop.create_future(), tokens, time.monotonic(), len(pieces))
         timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
@@ -179,13 +186,14 @@ class Batcher:
             if pending.future.cancelled():
                 self._leave(pending)
 
-    async def close(self) -> None:
-        """Finish what waits, then end the thread; later calls are refused."""
-        self._closed = True
-        await self._idle.wait()
-        self._threads.shutdown()
+    def check_room(self, tokens: int = 0) -> None:
+        """
+        Return when a call of so many queries and keys may wait.
 
-    def _check_room(self, tokens: int) -> None:
+        Raises:
+            QueueFull: as much waits as may wait.
+            Draining: after `close`.
+        """
         if self._closed:
             raise Draining("the server is stopping", retry_after_s=1)
         limits = self._queue_limits
@@ -201,6 +209,12 @@ class Batcher:
                 f" {self._tokens}, this call has {tokens}",
                 retry_after_s=self._pace.whole_seconds(self._tokens),
             )
+
+    async def close(self) -> None:
+        """Finish what waits, then end the thread; later calls are refused."""
+        self._closed = True
+        await self._idle.wait()
+        self._threads.shutdown()
 
     def _count(self, calls: int, tokens: int) -> None:
         self._calls += calls
@@ -364,6 +378,12 @@ class _Pace:
         return max(1, min(60, math.ceil(tokens / rate))) if rate else 1
 
 
+def _let_the_loop_pass() -> None:
+    """Put this thread behind the event loop, which has little to do and must do it at once."""
+    with contextlib.suppress(AttributeError, OSError):  # a thread's own priority is Linux's
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+
 def _joined(
     first: _Ticket, waiting: list[_Ticket], limits: RunLimits
 ) -> tuple[list[_Ticket], Group]:
@@ -377,11 +397,16 @@ def _joined(
         ),
     )
     tickets, group = [first], Group.of(first.piece)
+    full_at: int | None = None
     for ticket in nearest:
-        wider = None if ticket is first else group.joined(ticket.piece, limits)
+        if ticket is first or ticket.rank[0] == full_at:
+            continue
+        wider = group.joined(ticket.piece, limits)
         if wider is not None:
             tickets.append(ticket)
             group = wider
+        elif ticket.piece.kind == first.piece.kind:
+            full_at = ticket.rank[0]  # what is farther will fit still less
     return tickets, group
 
 

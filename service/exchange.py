@@ -106,10 +106,14 @@ class Exchange:
             self._on_left.remove(leave)
 
     async def answer(
-        self, headers: list[tuple[bytes, bytes]], content: bytes | AsyncIterator[bytes]
+        self,
+        headers: list[tuple[bytes, bytes]],
+        content: bytes | AsyncIterator[bytes],
+        *,
+        status: int = 200,
     ) -> None:
-        """Send a 200 with this content; its length must be among the headers, or is not known."""
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        """Send this content; its length must be among the headers, or is not known."""
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         if isinstance(content, bytes):
             await self._send({"type": "http.response.body", "body": content})
             return

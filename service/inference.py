@@ -28,7 +28,7 @@ from service.models import Model, Models
 from service.openapi import ATTENTION, INFER, INFER_VERSION
 from service.options import from_query
 from service.pieces import Chunk, gathered
-from service.problems import to_response
+from service.problems import answer_of
 from service.settings import Settings
 from service.shapes import Limits, to_call
 from service.tracing import Tracing
@@ -95,12 +95,14 @@ class Inference:
             await self._rest(scope, receive, send)
             return
         scope["route"], handle = found
+        exchange = Exchange(scope, receive, send)
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], allowed="POST")
-            await handle(Exchange(scope, receive, send))
+            await handle(exchange)
         except HeadwiseError as error:
-            await to_response(error)(scope, receive, send)
+            status, headers, body = answer_of(error)
+            await exchange.answer(headers, body, status=status)
 
     def _find(self, path: str) -> tuple[Endpoint, Handler] | None:
         if path == ATTENTION:
@@ -152,6 +154,7 @@ class Inference:
         await self._check_takes_calls(exchange)
         plain, with_weights = oip_codec.split_model_name(name)
         model = self._models.ready(self._models.get(plain, version))
+        model.batcher.check_room()  # a call that is refused anyhow is not read
         timeout_s = from_query([], exchange.headers).get("timeout_s")
         content = await self._body(exchange)
         header_length = exchange.headers.get(oip_codec.HEADER_LENGTH)

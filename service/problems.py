@@ -60,21 +60,29 @@ def status_of(error: HeadwiseError) -> int:
     return next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
 
 
-def to_response(error: HeadwiseError) -> Response:
-    """Return `{"error", "code"}` with the error's status and headers."""
+def answer_of(error: HeadwiseError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body `{"error", "code"}`."""
     message = str(error).encode("utf-8", "replace").decode()
-    response = Response(
-        orjson.dumps({"error": message, "code": error.code}),
-        status_of(error),
-        media_type="application/json",
-        headers={CODE_HEADER.decode(): error.code},
-    )
+    body = orjson.dumps({"error": message, "code": error.code})
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (CODE_HEADER, error.code.encode()),
+    ]
     if isinstance(error, NotNow) and error.retry_after_s is not None:
-        response.headers["retry-after"] = str(error.retry_after_s)
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if isinstance(error, MethodNotAllowed):
-        response.headers["allow"] = error.allowed
+        headers.append((b"allow", error.allowed.encode()))
     if isinstance(error, _CLOSING):
-        response.headers["connection"] = "close"
+        headers.append((b"connection", b"close"))
+    return status_of(error), headers, body
+
+
+def to_response(error: HeadwiseError) -> Response:
+    """Return the same as a response of the framework's."""
+    status, headers, body = answer_of(error)
+    response = Response(body, status)
+    response.raw_headers = headers
     return response
 
 

@@ -81,7 +81,7 @@ class Settings(BaseModel):
         262_144, ge=1, description="queries and keys of all those calls together; more: 429"
     )
     max_run_tokens: int = Field(
-        2048, ge=1, description="padded tokens of one run of the engine; longer calls run in parts"
+        1024, ge=1, description="padded tokens of one run of the engine; longer calls run in parts"
     )
     max_run_cells: int = Field(
         1_048_576,
