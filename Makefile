@@ -11,6 +11,9 @@ ARGS ?=
 PY := $(VENV)/bin/python
 # A comma of its own would end an argument of $(call).
 SERVING := '.[serve,test]'
+CLIENTS := $(VENV)/kserve.stamp $(VENV)/perf_analyzer.stamp
+# Of what kserve asks for, only what its client for inference imports and we have not.
+KSERVE := kserve cloudevents deprecation grpcio pandas psutil python-dateutil pytz six
 REPOSITORY := $(or $(HEADWISE_REPOSITORY),artifacts)
 
 .DEFAULT_GOAL := help
@@ -25,10 +28,10 @@ run: $(VENV)/run.stamp ## Export two sample layers if missing, then serve them o
 	@$(call publish,tiny,--embed-dim 8 --num-heads 2,$(REPOSITORY))
 	@exec $(PY) -m service
 
-test: $(VENV)/dev.stamp ## Run the tests
+test: $(VENV)/dev.stamp $(CLIENTS) ## Run the tests
 	@$(PY) -m pytest $(ARGS)
 
-test-slow: $(VENV)/dev.stamp ## Run the tests that take minutes
+test-slow: $(VENV)/dev.stamp $(CLIENTS) ## Run the tests that take minutes
 	@$(PY) -m pytest -m slow $(ARGS)
 
 test-pythons: ## Run the serving tests under Python 3.12 and 3.13, where present
@@ -68,6 +71,15 @@ $(VENV)/serve.stamp: pyproject.toml constraints.txt
 	$(call install,-e $(SERVING),60 MB)
 	@touch $@
 
+# Clients that the tests run as they were published, apart from our own packages.
+$(VENV)/kserve.stamp: constraints.txt | $(VENV)/dev.stamp
+	@rm -rf $(VENV)/tools/kserve
+	$(call fetch,kserve,22,-m pip install -qq --retries 1 --no-deps -c constraints.txt \
+		--target $(VENV)/tools/kserve $(KSERVE))
+
+$(VENV)/perf_analyzer.stamp: tests/perf_analyzer.py | $(VENV)/dev.stamp
+	$(call fetch,perf_analyzer,18,-m tests.perf_analyzer)
+
 # What the tests serve where the exporter cannot run.
 $(VENV)/layers.stamp: $(VENV)/dev.stamp $(wildcard export/*.py) tests/layers.py
 	@rm -rf $(VENV)/layers
@@ -80,6 +92,12 @@ define install
 @$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 @echo "Setting up $(VENV), once: downloads about $(2) ..."
 @$(PY) -m pip install -qq -c constraints.txt $(1)
+endef
+
+# $(call fetch,CLIENT,MB,HOW): one that cannot be had stops nothing, its tests are skipped.
+define fetch
+@echo "Fetching $(1) for the tests, once: downloads about $(2) MB ..."
+@$(PY) $(3) && touch $@ || echo "$(1) is not here now: its tests are skipped"
 endef
 
 # Empty where $(PYTHON) can make an environment; else what to do about it.

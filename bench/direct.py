@@ -1,33 +1,34 @@
 """
-Headwise without its batcher: each call goes to the engine's thread by itself.
+Headwise without its batcher: each call goes straight to the engine, one after the other.
 
     python -m bench.direct
 """
 
-import asyncio
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 from service import batcher
 from service.__main__ import main
-from service.calls import Answer, Call, Stages
+from service.calls import Answer, Call, Run, Stages
 
 
 class Direct(batcher.Batcher):
     """A batcher that neither waits, joins nor counts."""
 
-    async def submit(self, call: Call) -> Answer:
+    async def submit(
+        self,
+        call: Call,
+        *,
+        on_run: Callable[[Run], None] | None = None,
+        is_only_one: bool = False,
+    ) -> Answer:
         """Return the engine's own answer."""
         started = time.monotonic()
-        outputs = await asyncio.get_running_loop().run_in_executor(
-            _thread, lambda: self._engine.run(call.inputs, weights=call.weights)
-        )
+        outputs = self._engine.run(call.inputs, weights=call.weights)
         stages = Stages(0, 0, time.monotonic() - started)
         return Answer(outputs.output, outputs.attention_weights, None, None, stages)
 
-
-_thread = ThreadPoolExecutor(1)
 
 if __name__ == "__main__":
     sys.modules["service.__main__"].Batcher = Direct  # type: ignore[attr-defined]

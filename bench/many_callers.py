@@ -29,6 +29,7 @@ from service.joining import Group, RunLimits, joined_inputs, pieces_of
 from service.settings import Settings
 
 REPOSITORY = ROOT / "artifacts"
+GRAPH = REPOSITORY / "mha" / "1" / "layer.onnx"
 WIDTH = 768
 PATH = "/v2/models/mha/infer"
 ROUNDS = 3
@@ -37,8 +38,8 @@ SECONDS = 4.0
 
 def main(argv: Sequence[str]) -> None:
     """Run the named parts, or all of them."""
-    _publish()
-    print(_machine(), flush=True)
+    publish()
+    print(machine(), flush=True)
     parts = {"mixed": mixed, "single": single, "overload": overload, "health": health}
     for name in argv or parts:
         print(f"\n## {name}", flush=True)
@@ -48,14 +49,14 @@ def main(argv: Sequence[str]) -> None:
 def mixed() -> None:
     """64 clients, lengths 1..64: Headwise against the plain reference, and against its bound."""
     lengths = np.random.default_rng(0).permutation(np.tile(np.arange(1, 65), 4))
-    requests = [_infer(1, int(length)) for length in lengths]
+    requests = [infer_request(1, int(length)) for length in lengths]
     seen: dict[str, list[Result]] = {"headwise": [], "plain": [], "echo": []}
     engine_rates = []
     with headwise(REPOSITORY) as ours, plain(REPOSITORY) as theirs, echo() as floor:
         peers = {"headwise": ours, "plain": theirs, "echo": floor}
         for _ in range(ROUNDS):
             for name, peer in peers.items():
-                seen[name].append(_closed(peer, requests, clients=64))
+                seen[name].append(closed(peer, requests, clients=64))
             engine_rates.append(_engine_rate([int(length) for length in lengths]))
     rates = {name: statistics.median(r.rate for r in results) for name, results in seen.items()}
     engine = statistics.median(engine_rates)
@@ -71,7 +72,7 @@ def mixed() -> None:
 def single() -> None:
     """One client: the batcher's price, against the same server without one."""
     for shape in ((1, 1), (1, 8), (1, 128)):
-        requests = [_infer(*shape)]
+        requests = [infer_request(*shape)]
         p50s: dict[str, list[float]] = {"batcher": [], "direct": []}
         with (
             headwise(REPOSITORY) as ours,
@@ -79,7 +80,7 @@ def single() -> None:
         ):
             for _ in range(ROUNDS * 2):
                 for name, peer in (("batcher", ours), ("direct", direct)):
-                    result = _closed(peer, requests, clients=1, seconds=2)
+                    result = closed(peer, requests, clients=1, seconds=2)
                     p50s[name].append(result.percentiles_ms(50)[0])
         medians = {name: statistics.median(values) for name, values in p50s.items()}
         ratio = statistics.median(
@@ -99,10 +100,10 @@ def overload(seconds: float = 60) -> None:
     measured by what is refused as early as a full queue refuses, an unknown model;
     the rate offered is capped at what could be refused at all.
     """
-    requests = [_infer(1, 32)]
+    requests = [infer_request(1, 32)]
     with headwise(REPOSITORY) as peer:
-        capacity = _closed(peer, requests, clients=64, seconds=10).rate
-        refusable = _closed(peer, [_infer(1, 32, model="none")], clients=64).answered
+        capacity = closed(peer, requests, clients=64, seconds=10).rate
+        refusable = closed(peer, [infer_request(1, 32, model="none")], clients=64).answered
         print(
             f"capacity (64 clients that wait): {capacity:.0f} calls/s;"
             f" refusing alone: {refusable:.0f} calls/s"
@@ -128,7 +129,7 @@ def overload(seconds: float = 60) -> None:
             )
             peak = max(peak, result.rate)
             started = time.perf_counter()
-            while _closed(peer, requests, clients=1, seconds=0.05).percentiles_ms(50)[0] > 10:
+            while closed(peer, requests, clients=1, seconds=0.05).percentiles_ms(50)[0] > 10:
                 pass
             print(f"   as fast as before after {time.perf_counter() - started:.2f} s", flush=True)
 
@@ -136,7 +137,7 @@ def overload(seconds: float = 60) -> None:
 def health() -> None:
     """Ask for `live` while clients send [8, 512] calls with weights, in binary and in JSON."""
     block = np.random.default_rng(0).standard_normal((8, 512, WIDTH)).astype(np.float32)
-    binary = _infer(8, 512, model="mha-weights")
+    binary = infer_request(8, 512, model="mha-weights")
     body = orjson.dumps(
         {"model": "mha", "weights": True, "embeddings": block}, option=orjson.OPT_SERIALIZE_NUMPY
     )
@@ -169,13 +170,14 @@ async def _probe_under(
     return latencies, load.result().by_status()
 
 
-def _closed(
+def closed(
     peer: Peer, requests: Sequence[bytes], *, clients: int, seconds: float = SECONDS
 ) -> Result:
+    """Return what so many clients saw that wait for their answers."""
     return uvloop.run(closed_load(HOST, peer.port, requests, clients=clients, seconds=seconds))
 
 
-def _infer(rows: int, length: int, *, model: str = "mha") -> bytes:
+def infer_request(rows: int, length: int, *, model: str = "mha") -> bytes:
     """Return a binary request of the protocol."""
     x = np.random.default_rng(length).standard_normal((rows, length, WIDTH)).astype(np.float32)
     entry = {
@@ -194,7 +196,7 @@ def _infer(rows: int, length: int, *, model: str = "mha") -> bytes:
 
 def _engine_rate(lengths: list[int]) -> float:
     """Return calls a second of the engine alone, the mix sorted and joined by hand."""
-    engine = OnnxEngine(_graph(), LayerConfig(WIDTH, 12), threads=2)
+    engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2)
     settings = Settings()
     limits = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.max_padding)
     groups: list[Group] = []
@@ -215,17 +217,15 @@ def _engine_rate(lengths: list[int]) -> float:
     return runs * len(lengths) / (time.perf_counter() - started)
 
 
-def _graph() -> Path:
-    return REPOSITORY / "mha" / "1" / "layer.onnx"
-
-
-def _publish() -> None:
-    if not _graph().exists():
+def publish() -> None:
+    """Publish the default layer if it is missing."""
+    if not GRAPH.exists():
         argv = ["--name", "mha", "--embed-dim", str(WIDTH), "--num-heads", "12"]
         subprocess.run([sys.executable, "-m", "export", *argv], cwd=ROOT, check=True)
 
 
-def _machine() -> str:
+def machine() -> str:
+    """Return what the figures were measured on."""
     commit = subprocess.run(
         ["/usr/bin/env", "git", "rev-parse", "--short", "HEAD"],
         cwd=ROOT,

@@ -26,9 +26,13 @@ from service.middleware import RequestFrame
 from service.models import Models
 from service.openapi import inference_paths
 from service.problems import answer_http_exception, answer_problem, answer_validation_error
+from service.protocol_routes import ProtocolRoutes
 from service.routes import Routes
 from service.settings import Settings
 from service.shapes import Limits
+from service.shared_memory import SharedMemory
+from service.shared_memory_routes import SharedMemoryRoutes
+from service.statistics import Statistics
 from service.tracing import Tracing
 from service.workers import Workers
 
@@ -55,6 +59,8 @@ def create_app(
     `refuse` is called when an artifact cannot be read: the process must not go on.
     """
     workers = Workers()
+    statistics = Statistics()
+    shared_memory = SharedMemory(is_offered=settings.shared_memory)
     limits = Limits(
         settings.max_rows,
         settings.max_length,
@@ -86,11 +92,15 @@ def create_app(
         redirect_slashes=False,
     )
     app.include_router(Routes(settings, limits, models, life, metrics).router())
+    app.include_router(ProtocolRoutes(settings, models, life, statistics).router())
+    app.include_router(SharedMemoryRoutes(settings, shared_memory).router())
     _add_docs(app)
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
-    inference = Inference(app, settings, limits, models, life, metrics, tracing, workers)
+    inference = Inference(
+        app, settings, limits, models, life, metrics, tracing, workers, statistics, shared_memory
+    )
     return RequestFrame(inference, life=life, metrics=metrics)
 
 

@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from bisect import insort
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -80,6 +81,7 @@ class _Pending:
     tokens: int
     queued_at: float
     pieces_left: int
+    on_run: Callable[[Run], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the answer's memory is made: two lanes may have pieces of one call."""
     output: Floats | None = None
@@ -87,6 +89,7 @@ class _Pending:
     started_at: float = 0.0
     assembly_s: float = 0.0
     compute_s: float = 0.0
+    splitting_s: float = 0.0
 
     @property
     def is_left(self) -> bool:
@@ -102,7 +105,12 @@ class _Pending:
             self.weights,
             self.call.lengths,
             self.call.key_lengths,
-            Stages(self.started_at - self.queued_at, self.assembly_s, self.compute_s),
+            Stages(
+                self.started_at - self.queued_at,
+                self.assembly_s,
+                self.compute_s,
+                self.splitting_s,
+            ),
         )
 
 
@@ -156,12 +164,22 @@ class Batcher:
         self._running: list[_Taken] = []
         self._free_lanes = engine.lanes
 
-    async def submit(self, call: Call) -> Answer:
+    async def submit(
+        self,
+        call: Call,
+        *,
+        on_run: Callable[[Run], None] | None = None,
+        is_only_one: bool = False,
+    ) -> Answer:
         """
         Return the call's answer once the engine has given it.
 
+        Of each run that the call takes part in `on_run` is told, once a run, however
+        many of its calls name it.
+
         A caller that leaves takes its call along: out of the queue, and out of
-        the engine when no other call is in that run.
+        the engine when no other call is in that run.  `is_only_one` says that no other
+        is on its way: a short call is then run at once.
 
         Raises:
             QueueFull: as much waits as may wait.
@@ -173,7 +191,14 @@ class Batcher:
         tokens = sum(piece.tokens for piece in pieces)
         self.check_room(tokens)
         loop = asyncio.get_running_loop()
-        pending = _Pending(call, loop.create_future(), tokens, time.monotonic(), len(pieces))
+        pending = _Pending(
+            call, loop.create_future(), tokens, time.monotonic(), len(pieces), on_run
+        )
+        if is_only_one and self._may_run_here(pieces):
+            # Nobody is there whom this could keep waiting, or who could join.
+            taken = _Taken([_Ticket((0, 0, 0), pieces[0], pending, 0)], Group.of(pieces[0]), True)
+            self._deliver(taken, _outcome(self._engine, taken))
+            return pending.future.result()
         timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
         timer = loop.call_later(timeout_s, self._expire, pending, timeout_s)
         self._count(1, tokens)
@@ -216,6 +241,12 @@ class Batcher:
         await self._idle.wait()
         self._threads.shutdown()
 
+    def _may_run_here(self, pieces: list[Piece]) -> bool:
+        """Say whether a call is short enough for the event loop, and the engine at rest."""
+        is_at_rest = not self._waiting and not self._running
+        is_short = self._pace.seconds(Group.of(pieces[0])) <= self._inline_s
+        return is_at_rest and is_short and len(pieces) == 1
+
     def _count(self, calls: int, tokens: int) -> None:
         self._calls += calls
         self._tokens += tokens
@@ -241,7 +272,7 @@ class Batcher:
         with self._lock:
             concerned = [taken for taken in self._running if taken.holds(pending)]
         for taken in concerned:
-            if taken.is_left:
+            if taken.is_left and taken.stop is not None:
                 taken.stop.set()
         self._observer.dropped("running" if concerned else "queued")
 
@@ -309,6 +340,8 @@ class Batcher:
     def _share(self) -> RunLimits:
         """Return the limits of one run that leaves the other lanes something to do."""
         limits = self._run_limits
+        if self._engine.lanes == 1:
+            return limits
         tokens = sum(ticket.piece.tokens for ticket in self._waiting) // 2  # queries and keys
         share = max(MIN_SHARE, tokens // self._engine.lanes)
         return replace(limits, max_tokens=min(limits.max_tokens, share))
@@ -321,6 +354,10 @@ class Batcher:
                     ticket.pending.future.set_exception(outcome)
             return
         self._observer.run(outcome)
+        told = {ticket.pending.on_run for ticket in taken.tickets}
+        for tell in told:
+            if tell is not None:
+                tell(outcome)
         seconds = outcome.assembly_s + outcome.compute_s
         self._pace.note(taken.group, seconds)
         started_at = outcome.started_at
@@ -329,6 +366,7 @@ class Batcher:
             pending.started_at = pending.started_at or started_at
             pending.assembly_s += outcome.assembly_s
             pending.compute_s += outcome.compute_s
+            pending.splitting_s += outcome.splitting_s
             pending.pieces_left -= 1
             if pending.pieces_left == 0 and not pending.is_left:
                 pending.future.set_result(pending.answer())
@@ -342,7 +380,8 @@ class _Taken:
     group: Group
     is_alone: bool
     """Nothing else waited or ran when it was taken."""
-    stop: Stop
+    stop: Stop | None = None
+    """Ends the run; None = nothing can end it."""
 
     @property
     def is_left(self) -> bool:
@@ -439,20 +478,24 @@ def _run(engine: Engine, taken: _Taken) -> Run:
     for ticket, part in zip(tickets, outputs_of(group, outputs), strict=True):
         if not ticket.pending.is_left:
             _put(ticket.pending, ticket.piece, part, is_alone=len(tickets) == 1)
+    splitting_s = time.monotonic() - computed
     return Run(
         calls=len({id(ticket.pending) for ticket in tickets}),
         rows=group.rows,
         tokens=group.tokens,
         padded_tokens=group.padded_tokens,
         started_at=started,
-        assembly_s=assembled - started + time.monotonic() - computed,
+        assembly_s=assembled - started + splitting_s,
         compute_s=computed - assembled,
+        splitting_s=splitting_s,
     )
 
 
 def _put(pending: _Pending, piece: Piece, outputs: Outputs, *, is_alone: bool) -> None:
     """Put one piece's outputs into its call's answer, keeping no other call's memory alive."""
     weights = outputs.attention_weights
+    if weights is not None and pending.call.heads is not None:
+        weights = weights[:, pending.call.heads]
     if piece.is_whole:
         pending.output = outputs.output if is_alone else outputs.output.copy()
         pending.weights = weights if is_alone or weights is None else weights.copy()

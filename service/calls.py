@@ -74,6 +74,8 @@ class Call:
     lengths: Lengths | None = None
     memory_lengths: Lengths | None = None
     weights: bool = False
+    heads: tuple[int, ...] | None = None
+    """Whose weights are in the answer, in this order; None = every head's."""
     priority: int = 0
     """1 = highest; 0 = default, after all others."""
     timeout_s: float | None = None
@@ -95,6 +97,8 @@ class Stages:
     """Putting calls together and taking their answers apart."""
     compute_s: float
     """In the runtime."""
+    splitting_s: float = 0.0
+    """Of the assembly: taking answers apart."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class Run:
     """Putting calls together and taking their answers apart."""
     compute_s: float
     """In the runtime."""
+    splitting_s: float = 0.0
+    """Of the assembly: taking answers apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +126,8 @@ class Answer:
     """
     The answer to one call; rows beyond a true length are padding of no meaning.
 
-    Shapes: as `Outputs`; `lengths` and `key_lengths` as in the call.
+    Shapes: as `Outputs`, the weights of the call's heads alone; `lengths` and
+    `key_lengths` as in the call.
     """
 
     output: Floats

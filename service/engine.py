@@ -50,6 +50,8 @@ takes a fifth of [1, 8] (bench/NOTES.md, "lanes").
 """
 
 _NO_PAIR_MASK: Final = np.ones((1, 1, 1, 1), np.bool_)
+_TRUE: Final = np.array(True)
+_FALSE: Final = np.array(False)
 
 
 class Stop:
@@ -146,12 +148,14 @@ class OnnxEngine:
         if mask is None:
             length, keys = inputs.embeddings.shape[1], inputs.key_length
             mask = _NO_PAIR_MASK if plain else np.ones((1, 1, length, keys), np.bool_)
-        head_mask = np.float32(1) if inputs.head_mask is None else inputs.head_mask
+        heads = (rows, self.layer.num_heads)
         feed: dict[str, npt.NDArray[Any]] = {
             EMBEDDINGS: inputs.embeddings,
             PAIR_MASK: mask,
-            HEAD_MASK: np.array(np.broadcast_to(head_mask, (rows, self.layer.num_heads))),
-            PLAIN: np.array(plain),
+            HEAD_MASK: np.ones(heads, np.float32)
+            if inputs.head_mask is None
+            else np.array(np.broadcast_to(inputs.head_mask, heads)),
+            PLAIN: _TRUE if plain else _FALSE,
         }
         if inputs.memory is not None:
             feed[MEMORY] = inputs.memory

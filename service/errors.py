@@ -4,8 +4,9 @@ Every way Headwise can say no, independent of HTTP.
     HeadwiseError
     ├── Refused                    the caller's input
     │   ├── InvalidInput           a value, shape, type or name is wrong
+    │   ├── Disabled               the endpoint is switched off
     │   ├── UnknownModel           no artifact of that name or version
-    │   ├── NotFound               no such path
+    │   ├── NotFound               no such path, or no such region
     │   ├── MethodNotAllowed       the path exists, the verb does not
     │   ├── NotAcceptable          no answer format the caller accepts
     │   ├── TooSlow                the body did not arrive in time
@@ -49,6 +50,12 @@ class InvalidInput(Refused):
     """A value, shape, type or name in the request is wrong."""
 
 
+class Disabled(Refused):
+    """The endpoint is switched off by a setting."""
+
+    code = "disabled"
+
+
 class UnknownModel(Refused):
     """No artifact of that name or version is served."""
 
@@ -56,7 +63,7 @@ class UnknownModel(Refused):
 
 
 class NotFound(Refused):
-    """No such path."""
+    """No such path, or no region of shared memory of that name."""
 
     code = "not_found"
 

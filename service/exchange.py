@@ -7,20 +7,35 @@ response objects would cost more than all that is done for a small call.
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from service.errors import TooLarge, TooSlow, UnsupportedMediaType
+from service.errors import TooLarge, TooSlow
 
-ON_LEFT: Final = "headwise.on_left"
-"""The ASGI extension with what is to be called when the caller leaves: see `protocol`."""
-
-_IDENTITY: Final = ("", "identity")
+CONNECTION: Final = "headwise.connection"
+"""The ASGI extension that holds a `Connection`."""
 
 _T = TypeVar("_T")
+
+
+class Connection(Protocol):
+    """What a request can know of the connection it came on; see `protocol`."""
+
+    on_left: list[Callable[[], None]]
+    """To be called when the caller leaves."""
+
+    @property
+    def has_whole_body(self) -> bool:
+        """True when nothing of the request is still to come."""
+        ...
+
+    @property
+    def is_only_one(self) -> bool:
+        """True when no other request of the server is under way."""
+        ...
 
 
 class Exchange:
@@ -33,9 +48,14 @@ class Exchange:
         }
         """By lower-case name; of a repeated one, the last."""
         self._query: bytes = scope["query_string"]
-        self._on_left: list[Callable[[], None]] = scope["extensions"][ON_LEFT]
+        self._connection: Connection = scope["extensions"][CONNECTION]
         self._receive = receive
         self._send = send
+
+    @property
+    def is_only_one(self) -> bool:
+        """True when no other request of the server is under way."""
+        return self._connection.is_only_one
 
     def query(self) -> list[tuple[str, str]]:
         """Return the query string's pairs."""
@@ -44,41 +64,29 @@ class Exchange:
 
     async def body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
         """
-        Return the whole body.
+        Return the whole body, as it came.
 
         Raises:
-            UnsupportedMediaType: it is encoded.
             TooLarge: above the limit, by its own word or by what came.
             TooSlow: it did not arrive in time.
             ClientDisconnect: it will never be whole.
         """
-        encoding = self.headers.get("content-encoding", "").strip().lower()
-        if encoding not in _IDENTITY:
-            raise UnsupportedMediaType(
-                f"header Content-Encoding: expected none, got {encoding[:64]!r}"
-            )
         announced = self.headers.get("content-length", "")
         if announced.isdigit() and int(announced[:20]) > limit_bytes:
             raise TooLarge(f"body: at most {limit_bytes} bytes, got {announced[:20]}")
         parts: list[bytes] = []
-        size = 0
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size > limit_bytes:
-                        raise TooLarge(f"body: at most {limit_bytes} bytes, got more")
-                    parts.append(part)
-                    if not message.get("more_body"):
-                        return parts[0] if len(parts) == 1 else b"".join(parts)
-        except TimeoutError:
-            raise TooSlow(
-                f"body: expected within {timeout_s:g} s, got {size} bytes by then"
-            ) from None
+        if self._connection.has_whole_body:
+            await self._read(parts, limit_bytes)
+        else:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._read(parts, limit_bytes)
+            except TimeoutError:
+                size = sum(map(len, parts))
+                raise TooSlow(
+                    f"body: expected within {timeout_s:g} s, got {size} bytes by then"
+                ) from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def while_there(self, work: Awaitable[_T]) -> _T:
         """
@@ -94,7 +102,8 @@ class Exchange:
             nonlocal has_left
             has_left = task.cancel()
 
-        self._on_left.append(leave)
+        on_left = self._connection.on_left
+        on_left.append(leave)
         try:
             return await work
         except asyncio.CancelledError:
@@ -103,7 +112,7 @@ class Exchange:
             task.uncancel()
             raise ClientDisconnect from None
         finally:
-            self._on_left.remove(leave)
+            on_left.remove(leave)
 
     async def answer(
         self,
@@ -120,3 +129,16 @@ class Exchange:
         async for piece in content:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})
+
+    async def _read(self, parts: list[bytes], limit_bytes: int) -> None:
+        """Append what comes to the parts, until all is there."""
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit_bytes:
+                raise TooLarge(f"body: at most {limit_bytes} bytes, got more")
+            more = message.get("more_body", False)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import json_codec, oip_codec, safetensors_codec
 from service.calls import Answer
+from service.compression import accepted, compress, decompress, encoding_of
 from service.errors import (
     Draining,
     HeadwiseError,
@@ -31,6 +32,8 @@ from service.pieces import Chunk, gathered
 from service.problems import answer_of
 from service.settings import Settings
 from service.shapes import Limits, to_call
+from service.shared_memory import SharedMemory
+from service.statistics import ModelStatistics, Statistics
 from service.tracing import Tracing
 from service.workers import Size, Workers
 
@@ -59,6 +62,8 @@ class Reply:
     headers: list[tuple[bytes, bytes]]
     length: int | None
     pieces: Iterator[Chunk]
+    size: Size
+    """How much work the pieces are."""
 
 
 class Inference:
@@ -78,6 +83,8 @@ class Inference:
         metrics: Metrics,
         tracing: Tracing,
         workers: Workers,
+        statistics: Statistics,
+        shared_memory: SharedMemory,
     ) -> None:
         self._rest = rest
         self._settings = settings
@@ -87,6 +94,8 @@ class Inference:
         self._metrics = metrics
         self._tracing = tracing
         self._workers = workers
+        self._statistics = statistics
+        self._shared_memory = shared_memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -138,22 +147,43 @@ class Inference:
             )
         model = self._models.ready(self._models.get(options.model))
         call = to_call(tensors, options, model.layer, self._limits)
-        answer = await exchange.while_there(model.batcher.submit(call))
+        work = model.batcher.submit(call, is_only_one=exchange.is_only_one)
+        answer = await exchange.while_there(work)
         length: int | None = None
         pieces: Iterator[Chunk]
         if format_out == json_codec.MEDIA_TYPE:
+            size = Size(json_bytes=answer.nbytes)
             pieces = json_codec.encode(model.name, model.version, answer, single=single)
         else:
+            size = Size(raw_bytes=answer.nbytes)
             length, pieces = safetensors_codec.encode(model.name, model.version, answer)
-        reply = Reply([_content_type(format_out)], length, pieces)
+        reply = Reply([_content_type(format_out)], length, pieces, size)
         await self._reply(exchange, reply, model, answer, started)
 
     async def _infer(self, exchange: Exchange, name: str, version: str | None) -> None:
-        """Answer in JSON, binary tensors or both; `<name>-weights` also has the weights."""
+        """Answer as the protocol says, and count how it went for the model that it names."""
         started = time.monotonic()
         await self._check_takes_calls(exchange)
-        plain, with_weights = oip_codec.split_model_name(name)
-        model = self._models.ready(self._models.get(plain, version))
+        plain, _ = oip_codec.split_model_name(name)
+        model = self._models.get(plain, version)
+        counted = self._statistics.of(name, model.version)
+        try:
+            await self._infer_counted(exchange, name, model, counted, started)
+        except Exception:
+            counted.failed(time.monotonic() - started)
+            raise
+
+    async def _infer_counted(
+        self,
+        exchange: Exchange,
+        name: str,
+        model: Model,
+        counted: ModelStatistics,
+        started: float,
+    ) -> None:
+        """Answer in JSON, binary tensors or both; `<name>-weights` also has the weights."""
+        _, with_weights = oip_codec.split_model_name(name)
+        self._models.ready(model)
         model.batcher.check_room()  # a call that is refused anyhow is not read
         timeout_s = from_query([], exchange.headers).get("timeout_s")
         content = await self._body(exchange)
@@ -167,9 +197,21 @@ class Inference:
             with_weights,
             timeout_s if isinstance(timeout_s, float) else None,
         )
+        places = {tensor: self._shared_memory.place(slot) for tensor, slot in asked.slots.items()}
+        if asked.borrowed:
+            size = Size(raw_bytes=sum(places[tensor].byte_size for tensor in asked.borrowed))
+            limit = self._settings.max_body_bytes
+            asked = await self._workers.do(size, oip_codec.borrow, asked, places, limit)
         call = to_call(asked.tensors, asked.options, model.layer, self._limits)
-        answer = await exchange.while_there(model.batcher.submit(call))
-        length, header_size, pieces = oip_codec.encode(name, model.version, asked, answer)
+        if asked.kept:
+            oip_codec.check_kept(asked, call, model.layer.num_heads)
+        answer = await exchange.while_there(
+            model.batcher.submit(call, on_run=counted.run, is_only_one=exchange.is_only_one)
+        )
+        at_once, sent = oip_codec.sizes(asked, answer)
+        length, header_size, pieces = await self._workers.do(
+            at_once, oip_codec.encode, name, model.version, asked, answer, places
+        )
         if header_size is None:
             headers = [_content_type(json_codec.MEDIA_TYPE)]
         else:
@@ -177,7 +219,8 @@ class Inference:
                 _content_type(oip_codec.BINARY_MEDIA_TYPE),
                 (oip_codec.HEADER_LENGTH.encode(), b"%d" % header_size),
             ]
-        await self._reply(exchange, Reply(headers, length, pieces), model, answer, started)
+        reply = Reply(headers, length, pieces, sent)
+        await self._reply(exchange, reply, model, answer, started, counted)
 
     async def _check_takes_calls(self, exchange: Exchange) -> None:
         """
@@ -194,13 +237,25 @@ class Inference:
             raise
 
     async def _body(self, exchange: Exchange) -> bytes:
+        """Return the whole body, decompressed."""
         settings = self._settings
-        return await exchange.body(
+        encoding = encoding_of(exchange.headers.get("content-encoding", ""))
+        content = await exchange.body(
             limit_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )
+        if encoding is None:
+            return content
+        limit = settings.max_decompressed_bytes
+        return await self._workers.in_thread(decompress, content, encoding, limit)
 
     async def _reply(
-        self, exchange: Exchange, reply: Reply, model: Model, answer: Answer, started: float
+        self,
+        exchange: Exchange,
+        reply: Reply,
+        model: Model,
+        answer: Answer,
+        started: float,
+        counted: ModelStatistics | None = None,
     ) -> None:
         """Send the answer, a large one in pieces, with its stages told and counted."""
         stages = {
@@ -209,26 +264,42 @@ class Inference:
             "compute": answer.stages.compute_s,
         }
         encode_started = time.monotonic()
-        size = Size(raw_bytes=answer.nbytes) if reply.length else Size(json_bytes=answer.nbytes)
-        if size.is_small:
+        size = reply.size
+        encoding: str | None = None
+        if self._settings.compress_answers:
+            encoding = accepted(exchange.headers.get("accept-encoding", ""))
+        if size.is_small and encoding is None:
             content = b"".join(reply.pieces)
             now = time.monotonic()
             stages |= {"encode": now - encode_started, "total": now - started}
-            self._count(exchange, model, stages)
+            self._count(exchange, model, answer, stages, counted)
             headers = [*reply.headers, (b"content-length", b"%d" % len(content)), _timing(stages)]
             await exchange.answer(headers, content)
             return
         # What comes after the first byte is not known when the headers go out.
         told = stages | {"total": time.monotonic() - started}
         headers = [*reply.headers, _timing(told)]
-        if reply.length is not None:
+        pieces = gathered(reply.pieces)
+        if encoding is not None:
+            pieces = compress(pieces, encoding)
+            headers.append((b"content-encoding", encoding.encode()))
+        elif reply.length is not None:
             headers.append((b"content-length", b"%d" % reply.length))
-        await exchange.answer(headers, self._workers.pieces(gathered(reply.pieces)))
+        await exchange.answer(headers, self._workers.pieces(pieces))
         now = time.monotonic()
         stages |= {"encode": now - encode_started, "total": now - started}
-        self._count(exchange, model, stages)
+        self._count(exchange, model, answer, stages, counted)
 
-    def _count(self, exchange: Exchange, model: Model, stages: dict[str, float]) -> None:
+    def _count(
+        self,
+        exchange: Exchange,
+        model: Model,
+        answer: Answer,
+        stages: dict[str, float],
+        counted: ModelStatistics | None,
+    ) -> None:
+        if counted is not None:
+            counted.answered(len(answer.output), answer.stages, stages["total"])
         self._tracing.call(model.name, stages, exchange.headers)
         self._metrics.of_model(model.name).call(stages)
 

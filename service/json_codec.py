@@ -24,7 +24,7 @@ from service.contract import (
 from service.errors import InvalidInput
 from service.json_reader import Nested, Node, Reader, read
 from service.options import NAMES, check_known, checked
-from service.pieces import json_array
+from service.pieces import Chunk, json_array
 from service.shapes import Limits, Options, Tensors, add_batch_axis, pad, pad_last
 
 MEDIA_TYPE: Final = "application/json"
@@ -46,7 +46,7 @@ def decode(
     return read(body, lambda reader: _decode(reader, outer, limits))
 
 
-def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator[bytes]:
+def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator[Chunk]:
     """Give the answer as JSON in pieces; floats in their shortest form, non-finite ones as null."""
     head = orjson.dumps({"model": name, "version": version})
     yield head[:-1]

@@ -11,6 +11,7 @@ body goes to the exact one at once, which reads it in less time.
 
 import codecs
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol, TypeVar
@@ -29,6 +30,11 @@ _MAX_MEMBERS: Final = 32
 
 _SMALL_BYTES: Final = 2048
 """Up to here Python's own parser takes a third of the time that going through simdjson takes."""
+
+_KEPT_BYTES: Final = 16 * 2**20
+"""Bodies up to here are parsed in memory that is kept; new memory takes as long as parsing."""
+
+_kept = threading.local()
 
 Node = Any
 """A JSON value in a reader's own form; only the reader it came from understands it."""
@@ -89,6 +95,10 @@ class Reader(Protocol):
         """Return an array of `true` and `false`."""
         ...
 
+    def integers(self, node: Node, where: str, dtype: np.dtype[Any]) -> Nested:
+        """Return an array of whole numbers that the type holds."""
+        ...
+
     def plain(self, node: Node) -> Any:
         """Return any value as Python's own."""
         ...
@@ -141,7 +151,7 @@ class _FastReader:
     def __init__(self, body: bytes) -> None:
         self.arrays = 0
         try:
-            self._document = simdjson.Parser().parse(body)
+            self._document = _parse(body)
         except (ValueError, RuntimeError) as error:
             raise _Irregular from error
 
@@ -182,6 +192,9 @@ class _FastReader:
     def bools(self, node: Node, where: str) -> Nested:
         return _walk(self.plain(node), where, _to_bools)
 
+    def integers(self, node: Node, where: str, dtype: np.dtype[Any]) -> Nested:
+        return _walk(self.plain(node), where, _TO_INTEGERS[dtype.name])
+
     def plain(self, node: Node) -> Any:
         try:
             if isinstance(node, simdjson.Array):
@@ -201,6 +214,19 @@ class _FastReader:
         if not keys or len(set(keys)) != len(keys):
             raise _Irregular
         return {key: node[key] for key in keys}  # `items()` would make Python's own of all
+
+
+def _parse(body: bytes) -> Any:
+    """Return simdjson's document; the memory of this thread's last one is used again."""
+    if len(body) > _KEPT_BYTES:
+        return simdjson.Parser().parse(body)
+    if not hasattr(_kept, "parser"):
+        _kept.parser = simdjson.Parser()
+    try:
+        return _kept.parser.parse(body)
+    except RuntimeError:  # something still looks at the last document
+        _kept.parser = simdjson.Parser()
+        return _kept.parser.parse(body)
 
 
 class _ExactReader:
@@ -242,6 +268,9 @@ class _ExactReader:
 
     def bools(self, node: Node, where: str) -> Nested:
         return _walk(node, where, _to_bools)
+
+    def integers(self, node: Node, where: str, dtype: np.dtype[Any]) -> Nested:
+        return _walk(node, where, _TO_INTEGERS[dtype.name])
 
     def plain(self, node: Node) -> Any:
         return node
@@ -359,9 +388,31 @@ def _to_bools(leaves: list[Any]) -> npt.NDArray[np.bool_] | None:
     return np.array(leaves, np.bool_) if {type(leaf) for leaf in leaves} <= {bool} else None
 
 
+def _to_integers(dtype: np.dtype[Any]) -> Callable[[list[Any]], npt.NDArray[Any] | None]:
+    def to_array(leaves: list[Any]) -> npt.NDArray[Any] | None:
+        if not {type(leaf) for leaf in leaves} <= {int}:
+            return None
+        try:
+            return np.array(leaves, dtype)
+        except OverflowError:
+            return None
+
+    return to_array
+
+
 def _to_float32(doubles: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     with np.errstate(over="ignore"):
         return doubles.astype(np.float32)
 
 
-_WANTED: Final[dict[Any, str]] = {_to_floats: "a number", _to_bools: "true or false"}
+_TO_INTEGERS: Final = {
+    f"{sign}int{bits}": _to_integers(np.dtype(f"{sign}int{bits}"))
+    for sign in ("", "u")
+    for bits in (8, 16, 32, 64)
+}
+
+_WANTED: Final[dict[Any, str]] = {
+    _to_floats: "a number",
+    _to_bools: "true or false",
+    **{take: f"a whole number of {name.upper()}" for name, take in _TO_INTEGERS.items()},
+}

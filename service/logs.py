@@ -7,6 +7,7 @@ from typing import IO, Literal
 import orjson
 
 LOGGER = "headwise"
+_LOGGER = logging.getLogger(LOGGER)
 
 
 def configure(
@@ -32,7 +33,8 @@ def configure(
 
 def event(message: str, *, level: int = logging.INFO, **fields: object) -> None:
     """Log one record of Headwise."""
-    logging.getLogger(LOGGER).log(level, message, extra={"fields": fields})
+    if _LOGGER.isEnabledFor(level):
+        _LOGGER.log(level, message, extra={"fields": fields})
 
 
 class _JsonFormatter(logging.Formatter):

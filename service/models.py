@@ -29,6 +29,16 @@ DEFAULT_NAME = "mha"
 _LOADING = "the models are being loaded"
 
 
+@dataclass(frozen=True)
+class Listed:
+    """An artifact as the repository's index lists it."""
+
+    name: str
+    version: int
+    problem: str | None
+    """Why it takes no calls; None = it does."""
+
+
 @dataclass
 class Model:
     """One artifact, its engine and its queue."""
@@ -101,6 +111,7 @@ class Models:
         self._models: dict[str, Model] = {}
         self._is_loaded = False
         self._broken: set[Path] = set()
+        self._withdrawn: set[str] = set()
         self._refreshing = asyncio.Lock()
 
     def __iter__(self) -> Iterator[Model]:
@@ -117,27 +128,37 @@ class Models:
             InvalidInput: no name was given and there is no default.
             NotReady: the models are still being loaded.
         """
-        if not self._is_loaded:
-            raise NotReady(_LOADING, retry_after_s=1)
+        self.check_loaded()
         if name is None:
             name = self.default_name
         if name is None:
-            raise InvalidInput(f"model: expected one of {self._listed()}, got none")
+            raise InvalidInput(f"model: expected {self._listed()}, got none")
         model = self._models.get(name)
         if model is None:
-            raise UnknownModel(f"model: expected one of {self._listed()}, got {_shown(name)}")
+            raise UnknownModel(f"model: expected {self._listed()}, got {_shown(name)}")
         if version is not None and version != str(model.version):
             raise UnknownModel(
                 f"model {name}: version {model.version} is served, got {_shown(version)}"
             )
         return model
 
+    def check_loaded(self) -> None:
+        """
+        Return once the models are loaded.
+
+        Raises:
+            NotReady: they are still being loaded.
+        """
+        if not self._is_loaded:
+            raise NotReady(_LOADING, retry_after_s=1)
+
     @property
     def default_name(self) -> str | None:
         """The model of a call that names none; None = the caller has to say."""
         if self._default is not None:
             return self._default
-        if DEFAULT_NAME in self._models:
+        # Withdrawn, it still is: calls that name none must not silently get another layer.
+        if DEFAULT_NAME in self._models or DEFAULT_NAME in self._withdrawn:
             return DEFAULT_NAME
         return next(iter(self._models)) if len(self._models) == 1 else None
 
@@ -180,7 +201,8 @@ class Models:
 
         A newer artifact is loaded and warmed up beside the old one first.  A broken
         one is told in the log and leaves the old one serving; it is tried again only
-        if `retry`.  What vanished from the repository is served on.
+        if `retry`.  What vanished from the repository is served on, and what was
+        withdrawn stays so.
         """
         async with self._refreshing:
             if retry:
@@ -191,24 +213,99 @@ class Models:
                     self._broken.add(path)
                     event("not reloaded", level=logging.ERROR, problem=problem)
                 else:
-                    # Calls that hold the old model finish with it; then it is gone.
-                    self._models[model.name] = model
-                    event("reloaded", model=model.name, version=model.version)
+                    self._serve(model)
+
+    async def take_up(self, name: str) -> None:
+        """
+        Serve the highest version of one artifact in the repository, without losing a call.
+
+        A version that is served already is left as it is.
+
+        Raises:
+            UnknownModel: the repository has no artifact of that name.
+            NotReady: it does not load or answers wrong, which the log tells; what was
+                served is served on.  Or the models are still being loaded.
+        """
+        self.check_loaded()
+        async with self._refreshing:
+            path = (await self._published()).get(name)
+            if path is None:
+                raise UnknownModel(f"model: nothing in the repository is named {_shown(name)}")
+            served = self._models.get(name)
+            if served is None or served.version < int(path.name):
+                model, problem = await asyncio.to_thread(self._made, path)
+                if model is None:
+                    self._broken.add(path)
+                    event("not reloaded", level=logging.ERROR, problem=problem)
+                    raise NotReady(
+                        f"model {name}: version {path.name} cannot be served; the log says why"
+                    )
+                self._serve(model)
+            self._withdrawn.discard(name)
+
+    async def withdraw(self, name: str) -> None:
+        """
+        Serve an artifact no more, until it is taken up again; calls already in finish.
+
+        Raises:
+            UnknownModel: it is not served.
+            NotReady: the models are still being loaded.
+        """
+        self.check_loaded()
+        async with self._refreshing:
+            model = self.get(name)
+            self._withdrawn.add(name)
+            del self._models[name]
+            event("withdrawn", model=name, version=model.version)
+
+    async def index(self) -> list[Listed]:
+        """
+        List every artifact that is served, or that the repository holds, by name.
+
+        Raises:
+            NotReady: the models are still being loaded.
+        """
+        self.check_loaded()
+        published = await self._published()
+        listed = {
+            name: Listed(name, int(path.name), self._absence(name))
+            for name, path in published.items()
+        }
+        listed |= {model.name: Listed(model.name, model.version, model.problem) for model in self}
+        return [listed[name] for name in sorted(listed)]
+
+    def _absence(self, name: str) -> str:
+        return "unloaded" if name in self._withdrawn else "not loaded"
+
+    async def _published(self) -> dict[str, Path]:
+        """Return what the repository holds; nothing when it cannot be read any more."""
+        try:
+            return await asyncio.to_thread(find_artifacts, self._repository)
+        except ArtifactUnreadable as error:
+            event("repository unreadable", level=logging.ERROR, problem=str(error))
+            return {}
+
+    def _serve(self, model: Model) -> None:
+        # Calls that hold the old model finish with it; then it is gone.
+        self._models[model.name] = model
+        event("reloaded", model=model.name, version=model.version)
 
     def _newer(self) -> Iterator[tuple[Path, Model | None, str | None]]:
         """Give each artifact newer than what is served: ready, or what is wrong with it."""
         served = {model.name: model.version for model in self}
         for name, path in find_artifacts(self._repository).items():
-            if int(path.name) <= served.get(name, 0) or path in self._broken:
-                continue
-            try:
-                model = self._load(path)
-                model.warm_up()
-            except StartRefused as error:
-                yield path, None, str(error)
-            else:
-                problem = model.problem and f"{path}: {model.problem}"
-                yield path, None if problem else model, problem
+            is_newer = int(path.name) > served.get(name, 0)
+            if is_newer and name not in self._withdrawn and path not in self._broken:
+                yield path, *self._made(path)
+
+    def _made(self, path: Path) -> tuple[Model | None, str | None]:
+        """Return the model in that directory, loaded and warmed up, or what is wrong with it."""
+        try:
+            model = self._load(path)
+            model.warm_up()
+        except StartRefused as error:
+            return None, str(error)
+        return (None, f"{path}: {model.problem}") if model.problem else (model, None)
 
     def ready(self, model: Model) -> Model:
         """
@@ -227,7 +324,8 @@ class Models:
             await model.batcher.close()
 
     def _listed(self) -> str:
-        return ", ".join(sorted(self._models))
+        names = ", ".join(sorted(self._models))
+        return f"one of {names}" if names else "one to be loaded first"
 
 
 def loader(

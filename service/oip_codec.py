@@ -4,19 +4,20 @@ The Open Inference Protocol v2 `infer` call: JSON, binary tensors, or both in on
 A binary body is a JSON header of `Inference-Header-Content-Length` bytes and the
 raw little-endian tensors after it, in the order of the header
 (https://github.com/kserve/open-inference-protocol, binary tensor data extension).
+A tensor may also lie, or be laid down, in shared memory: see `shared_memory`.
 """
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from service.calls import Answer, Bools, Floats
+from service.calls import Answer, Call, Floats
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -27,33 +28,76 @@ from service.contract import (
     PAIR_MASK,
     WEIGHTS_SUFFIX,
 )
-from service.errors import InvalidInput
+from service.datatypes import BOOL, DTYPES, FP32, INTEGERS, NUMBERS, from_bytes, to_floats
+from service.errors import InvalidInput, TooLarge
 from service.json_reader import MAX_RANK, Nested, Node, Reader, kind_of, read
-from service.options import MAX_TIMEOUT_S, check_known, checked
+from service.options import MAX_TIMEOUT_S, check_known, checked, checked_heads
 from service.pieces import Chunk, gathered, json_array, raw
 from service.shapes import Options, Tensors
+from service.shared_memory import Place, Slot, checked_size
+from service.workers import Size
 
+REGION: Final = "shared_memory_region"
 HEADER_LENGTH: Final = "inference-header-content-length"
 BINARY_MEDIA_TYPE: Final = "application/octet-stream"
 _ALIGNMENT: Final = 64
-_DATATYPES: Final[dict[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "BOOL": np.dtype(np.bool_)}
 _INPUTS: Final = {
-    EMBEDDINGS: "FP32",
-    MEMORY: "FP32",
-    ATTEND_MASK: "BOOL",
-    PAIR_MASK: "BOOL",
-    HEAD_MASK: "FP32",
+    EMBEDDINGS: FP32,
+    MEMORY: FP32,
+    ATTEND_MASK: BOOL,
+    PAIR_MASK: BOOL,
+    HEAD_MASK: FP32,
 }
+_RESERVED: Final = "triton_"
+"""What no parameter's name begins with: the protocol keeps it for its servers."""
+_STATELESS: Final[dict[str, tuple[tuple[type, object], ...]]] = {
+    "sequence_id": ((int, 0), (str, "")),
+    "sequence_start": ((bool, False),),
+    "sequence_end": ((bool, False),),
+}
+"""The parameters of calls that belong together, and with which values they say: it does not."""
+_DIGITS: Final = 10
+"""Fewer digits than that number a head."""
+
+Arrays = dict[str, npt.NDArray[Any]]
+Places = Mapping[str, Place]
+"""Where in shared memory tensors lie or belong, by their names."""
+
+
+@dataclass(frozen=True)
+class Borrowed:
+    """An input that lies in shared memory."""
+
+    slot: Slot
+    datatype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class InferRequest:
-    """What a client asked for; `outputs` maps each wanted name to whether it is binary."""
+    """What a client asked for."""
 
     id: str
-    tensors: Tensors
+    arrays: Arrays
+    """The inputs by name, but for those that lie in shared memory."""
+    borrowed: Mapping[str, Borrowed]
     options: Options
     outputs: Mapping[str, bool]
+    """The outputs by name, and whether each is binary in the body."""
+    kept: Mapping[str, Slot]
+    """The outputs that belong in shared memory, of which the body holds no values."""
+
+    @property
+    def tensors(self) -> Tensors:
+        """The inputs, once none lies in shared memory."""
+        return Tensors(**self.arrays)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """Where in shared memory tensors lie or belong, by their names."""
+        if not self.borrowed and not self.kept:
+            return {}
+        return {name: borrowed.slot for name, borrowed in self.borrowed.items()} | dict(self.kept)
 
 
 def split_model_name(name: str) -> tuple[str, bool]:
@@ -92,41 +136,110 @@ def decode(
     return read(body[:json_bytes] if binary else body, decode_header)
 
 
+def borrow(request: InferRequest, places: Places, limit_bytes: int) -> InferRequest:
+    """
+    Return the request with copies of all the inputs that lie in shared memory.
+
+    Raises:
+        InvalidInput: a value is wrong, or its segment has become too short.
+        TooLarge: they are more than the limit together; none is read then.
+    """
+    size = sum(borrowed.slot.byte_size for borrowed in request.borrowed.values())
+    if size > limit_bytes:
+        raise TooLarge(f"inputs: at most {limit_bytes} bytes in shared memory, got {size}")
+    arrays = dict(request.arrays)
+    for name, borrowed in request.borrowed.items():
+        content = places[name].read()
+        arrays[name] = from_bytes(content, 0, borrowed.datatype, borrowed.shape, name)
+    return replace(request, arrays=arrays, borrowed={})
+
+
+def check_kept(request: InferRequest, call: Call, num_heads: int) -> None:
+    """
+    Return when the answer will have room in shared memory, as far as it belongs there.
+
+    Raises:
+        InvalidInput: a tensor will be larger than its slot.
+    """
+    rows, length, embed_dim = call.inputs.embeddings.shape
+    heads = num_heads if call.heads is None else len(call.heads)
+    shapes = {
+        OUTPUT: (rows, length, embed_dim),
+        ATTENTION_WEIGHTS: (rows, heads, length, call.inputs.key_length),
+    }
+    for name, slot in request.kept.items():
+        size = math.prod(shapes[name]) * 4
+        if slot.byte_size < size:
+            raise InvalidInput(
+                f"{name}: expected a shared_memory_byte_size of at least {size} for"
+                f" {FP32} {list(shapes[name])}, got {slot.byte_size}"
+            )
+
+
 def encode(
-    model: str, version: int, request: InferRequest, answer: Answer
+    model: str, version: int, request: InferRequest, answer: Answer, places: Places
 ) -> tuple[int | None, int | None, Iterator[Chunk]]:
     """
     Return the length of the answer, that of its JSON header, and the answer in pieces.
 
     Without binary tensors the answer is all JSON and both lengths are None.
     The header is padded with spaces so that the tensors are aligned in memory.
+    What belongs in shared memory is there when this returns.
+
+    Raises:
+        InvalidInput: a tensor has no room in shared memory any more.
     """
-    named = {OUTPUT: answer.output, ATTENTION_WEIGHTS: answer.attention_weights}
-    tensors = {name: tensor for name in request.outputs if (tensor := named[name]) is not None}
+    tensors = _asked_for(request, answer)
+    for name in request.kept:
+        little = np.ascontiguousarray(tensors[name], "<f4")
+        places[name].write(little.reshape(-1).view(np.uint8).data)
     head: dict[str, Any] = {"model_name": model, "model_version": str(version)}
     if request.id:
         head["id"] = request.id
     binary = [tensor for name, tensor in tensors.items() if request.outputs[name]]
     if not binary:
-        return None, None, gathered(_header(head, tensors, request.outputs))
+        return None, None, gathered(_header(head, tensors, request))
+    header: list[Chunk]
     if len(binary) == len(tensors):
         entries = [_entry(name, tensor, binary=True) for name, tensor in tensors.items()]
-        text = orjson.dumps(head | {"outputs": entries})
+        header = [orjson.dumps(head | {"outputs": entries})]
     else:
-        text = b"".join(_header(head, tensors, request.outputs))
-    text += b" " * (-len(text) % _ALIGNMENT)
-    pieces = itertools.chain([text], *(raw(tensor) for tensor in binary))
-    return len(text) + sum(tensor.nbytes for tensor in binary), len(text), pieces
+        header = list(_header(head, tensors, request))
+    size = sum(map(len, header))
+    padding = -size % _ALIGNMENT
+    pieces = itertools.chain(header, [b" " * padding], *(raw(tensor) for tensor in binary))
+    size += padding
+    return size + sum(tensor.nbytes for tensor in binary), size, pieces
+
+
+def sizes(request: InferRequest, answer: Answer) -> tuple[Size, Size]:
+    """Return how much work `encode` is before it returns, and how much its pieces are."""
+    raw_bytes = json_bytes = kept_bytes = 0
+    for name, tensor in _asked_for(request, answer).items():
+        if name in request.kept:
+            kept_bytes += tensor.nbytes
+        elif request.outputs[name]:
+            raw_bytes += tensor.nbytes
+        else:
+            json_bytes += tensor.nbytes
+    # The JSON that stands before raw tensors is made at once: its length is told first.
+    first = Size(json_bytes if raw_bytes else 0, kept_bytes)
+    return first, Size(0, raw_bytes) if raw_bytes else Size(json_bytes)
+
+
+def _asked_for(request: InferRequest, answer: Answer) -> dict[str, Floats]:
+    named = {OUTPUT: answer.output, ATTENTION_WEIGHTS: answer.attention_weights}
+    return {name: tensor for name in request.outputs if (tensor := named[name]) is not None}
 
 
 def _header(
-    head: dict[str, Any], tensors: Mapping[str, Floats], binary: Mapping[str, bool]
-) -> Iterator[bytes]:
+    head: dict[str, Any], tensors: Mapping[str, Floats], request: InferRequest
+) -> Iterator[Chunk]:
     yield orjson.dumps(head)[:-1] + b',"outputs":['
     for i, (name, tensor) in enumerate(tensors.items()):
-        entry = _entry(name, tensor, binary=binary[name])
+        entry = _entry(name, tensor, binary=request.outputs[name])
         yield (b"," if i else b"") + orjson.dumps(entry)[:-1]
-        if not binary[name]:
+        if not request.outputs[name] and name not in request.kept:
             yield b',"data":'
             yield from json_array(tensor.reshape(-1))
         yield b"}"
@@ -134,7 +247,7 @@ def _header(
 
 
 def _entry(name: str, tensor: Floats, *, binary: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": tensor.shape}
+    entry: dict[str, Any] = {"name": name, "datatype": FP32, "shape": tensor.shape}
     if binary:
         entry["parameters"] = {"binary_data_size": tensor.nbytes}
     return entry
@@ -163,7 +276,8 @@ def _decode(
     reader: Reader, binary: memoryview, *, with_weights: bool, timeout_s: float | None
 ) -> InferRequest:
     root = reader.root()
-    check_known(root, ("id", "parameters", "inputs", "outputs"), "body")
+    # kserve's client repeats the model's name in the body; the path is what counts.
+    check_known(root, ("id", "parameters", "inputs", "outputs", "model_name"), "body")
     request_id = reader.plain(root["id"]) if "id" in root else ""
     if not isinstance(request_id, str):
         raise InvalidInput(f"id: expected a string, got {kind_of(request_id)}")
@@ -172,17 +286,23 @@ def _decode(
     parameters = _parameters(reader, root, "parameters")
     if "inputs" not in root:
         raise InvalidInput("inputs: expected an array of tensors, got none")
-    arrays = _inputs(reader, reader.objects(root["inputs"], "inputs"), binary)
-    outputs = _outputs(reader, root, parameters, with_weights=with_weights)
-    options = _options(parameters, timeout_s, weights=ATTENTION_WEIGHTS in outputs)
-    if EMBEDDINGS not in arrays:
+    arrays, borrowed = _inputs(reader, reader.objects(root["inputs"], "inputs"), binary)
+    outputs, kept = _outputs(reader, root, parameters, with_weights=with_weights)
+    options = _options(parameters, timeout_s, outputs, with_weights=with_weights)
+    if EMBEDDINGS not in arrays and EMBEDDINGS not in borrowed:
         raise InvalidInput(f"inputs: expected one named {EMBEDDINGS}, got none")
-    tensors = Tensors(**arrays)
-    return InferRequest(request_id, tensors, options, outputs)
+    return InferRequest(request_id, arrays, borrowed, options, outputs, kept)
 
 
-def _options(parameters: dict[str, Any], timeout_s: float | None, *, weights: bool) -> Options:
-    raw: dict[str, object] = {"weights": weights, "timeout_s": timeout_s}
+def _options(
+    parameters: dict[str, Any],
+    timeout_s: float | None,
+    outputs: Mapping[str, bool],
+    *,
+    with_weights: bool,
+) -> Options:
+    _check_reserved(parameters)
+    raw: dict[str, object] = {"weights": ATTENTION_WEIGHTS in outputs, "timeout_s": timeout_s}
     if "timeout" in parameters:
         timeout = parameters["timeout"]
         whole = isinstance(timeout, int) and not isinstance(timeout, bool)
@@ -192,7 +312,44 @@ def _options(parameters: dict[str, Any], timeout_s: float | None, *, weights: bo
             )
         raw["timeout_s"] = timeout / 1e6 if timeout else timeout_s
     raw |= {key: parameters[key] for key in ("causal", "priority") if key in parameters}
-    return checked(raw)
+    options = checked(raw)
+    if "heads" not in parameters:
+        return options
+    if not with_weights:
+        raise InvalidInput(
+            f"parameters.heads: heads are chosen from the {ATTENTION_WEIGHTS} of the model"
+            f" <name>{WEIGHTS_SUFFIX}; this one has none"
+        )
+    return replace(options, heads=_heads(parameters["heads"]))
+
+
+def _check_reserved(parameters: dict[str, Any]) -> None:
+    """
+    Return when no parameter asks for what only a server with sequences of calls has.
+
+    Raises:
+        InvalidInput: one does, or has a name that the protocol reserves.
+    """
+    for key, value in parameters.items():
+        if key.startswith(_RESERVED):
+            raise InvalidInput(
+                f"parameters.{key[:64]}: names beginning with {_RESERVED} are reserved"
+            )
+        if key in _STATELESS and (type(value), value) not in _STATELESS[key]:
+            raise InvalidInput(f"parameters.{key}: expected none; calls are independent here")
+
+
+def _heads(value: object) -> tuple[int, ...]:
+    """Return the heads of `[0, 3]`, or of `"0,3"` from clients whose parameters are no arrays."""
+    where = "parameters.heads"
+    if not isinstance(value, str):
+        if not isinstance(value, list):
+            raise InvalidInput(f'{where}: expected "0,3" or [0, 3], got {kind_of(value)}')
+        return checked_heads(value, where)
+    texts = [text.strip() for text in value.split(",")]
+    if not all(text.isascii() and text.isdigit() and len(text) < _DIGITS for text in texts):
+        raise InvalidInput(f'{where}: expected numbers like "0,3", got {value[:64]!r}')
+    return tuple(map(int, texts))
 
 
 def _parameters(reader: Reader, members: Mapping[str, Node], where: str) -> dict[str, Any]:
@@ -205,13 +362,15 @@ def _parameters(reader: Reader, members: Mapping[str, Node], where: str) -> dict
 
 def _outputs(
     reader: Reader, root: dict[str, Node], parameters: dict[str, Any], *, with_weights: bool
-) -> dict[str, bool]:
+) -> tuple[dict[str, bool], dict[str, Slot]]:
+    """Return whether each output is binary, and the slots of those for shared memory."""
     declared = (OUTPUT, ATTENTION_WEIGHTS) if with_weights else (OUTPUT,)
     by_default = _flag(parameters, "binary_data_output", "parameters", default=False)
     entries = reader.objects(root["outputs"], "outputs") if "outputs" in root else []
     if not entries:
-        return dict.fromkeys(declared, by_default)
+        return dict.fromkeys(declared, by_default), {}
     outputs: dict[str, bool] = {}
+    kept: dict[str, Slot] = {}
     for i, entry in enumerate(entries):
         where = f"outputs[{i}]"
         check_known(entry, ("name", "parameters"), where)
@@ -223,39 +382,51 @@ def _outputs(
         if name in outputs:
             raise InvalidInput(f"{where}: {name} is asked for twice")
         own = _parameters(reader, entry, f"{where}.parameters")
+        if "classification" in own:
+            raise InvalidInput(f"{where}.parameters.classification: not offered; expected none")
         outputs[name] = _flag(own, "binary_data", f"{where}.parameters", default=by_default)
-    return outputs
+        if REGION in own:
+            outputs[name], kept[name] = False, _slot(own, f"{where}.parameters")
+    return outputs, kept
 
 
 def _inputs(
     reader: Reader, entries: list[dict[str, Node]], binary: memoryview
-) -> dict[str, npt.NDArray[Any]]:
-    arrays: dict[str, npt.NDArray[Any]] = {}
+) -> tuple[Arrays, dict[str, Borrowed]]:
+    """Return the tensors that the body holds, and where in shared memory the others lie."""
+    arrays: Arrays = {}
+    borrowed: dict[str, Borrowed] = {}
     offset = 0
     for i, entry in enumerate(entries):
         where = f"inputs[{i}]"
         check_known(entry, ("name", "shape", "datatype", "parameters", "data"), where)
         name = _name(reader, entry, where)
         check_known([name], _INPUTS, where)
-        if name in arrays:
+        if name in arrays or name in borrowed:
             raise InvalidInput(f"{where}: {name} is given twice")
         shape = _shape(reader, entry, where)
-        _check_datatype(reader, entry, name, where)
+        datatype = _datatype(reader, entry, name, where)
         parameters = _parameters(reader, entry, f"{where}.parameters")
         size = parameters.get("binary_data_size")
-        if (size is None) == ("data" not in entry):
-            raise InvalidInput(f"{name}: expected either data or parameters.binary_data_size")
-        if size is None:
-            arrays[name] = _from_json(reader, entry["data"], name, shape)
-        else:
-            arrays[name] = _from_binary(binary, offset, size, name, shape)
+        if ("data" in entry) + (size is not None) + (REGION in parameters) != 1:
+            raise InvalidInput(
+                f"{name}: expected one of data, parameters.binary_data_size and parameters.{REGION}"
+            )
+        if size is not None:
+            arrays[name] = _from_binary(binary, offset, size, name, datatype, shape)
             offset += size
+        elif REGION in parameters:
+            slot = _slot(parameters, f"{where}.parameters")
+            _check_size(slot.byte_size, "shared_memory_byte_size", name, datatype, shape)
+            borrowed[name] = Borrowed(slot, datatype, shape)
+        else:
+            arrays[name] = _from_json(reader, entry["data"], name, datatype, shape)
     if offset != len(binary):
         raise InvalidInput(
             f"body: expected {offset} bytes of binary tensors after the JSON header,"
             f" got {len(binary)}"
         )
-    return arrays
+    return arrays, borrowed
 
 
 def _name(reader: Reader, entry: Mapping[str, Node], where: str) -> str:
@@ -275,15 +446,40 @@ def _shape(reader: Reader, entry: Mapping[str, Node], where: str) -> tuple[int, 
     return tuple(sizes)
 
 
-def _check_datatype(reader: Reader, entry: Mapping[str, Node], name: str, where: str) -> None:
+def _datatype(reader: Reader, entry: Mapping[str, Node], name: str, where: str) -> str:
     datatype = reader.plain(entry["datatype"]) if "datatype" in entry else None
-    if datatype != _INPUTS[name]:
-        found = repr(datatype[:64]) if isinstance(datatype, str) else kind_of(datatype)
-        raise InvalidInput(f"{where}.datatype: {name}: expected {_INPUTS[name]}, got {found}")
+    wanted = _INPUTS[name]
+    if datatype == wanted:
+        return wanted
+    if isinstance(datatype, str) and datatype in NUMBERS and wanted == FP32:
+        return datatype
+    found = repr(datatype[:64]) if isinstance(datatype, str) else kind_of(datatype)
+    others = f" or another of {', '.join(NUMBERS)}" if wanted == FP32 else ""
+    raise InvalidInput(f"{where}.datatype: {name}: expected {wanted}{others}, got {found}")
 
 
-def _from_json(reader: Reader, node: Node, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    nested = reader.floats(node, name) if _INPUTS[name] == "FP32" else reader.bools(node, name)
+def _slot(parameters: dict[str, Any], where: str) -> Slot:
+    region = parameters[REGION]
+    if not isinstance(region, str):
+        raise InvalidInput(f"{where}.{REGION}: expected a string, got {kind_of(region)}")
+    offset = parameters.get("shared_memory_offset", 0)
+    byte_size = parameters.get("shared_memory_byte_size")
+    return Slot(
+        region,
+        checked_size(f"{where}.shared_memory_offset", offset, least=0),
+        checked_size(f"{where}.shared_memory_byte_size", byte_size, least=1),
+    )
+
+
+def _from_json(
+    reader: Reader, node: Node, name: str, datatype: str, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    if datatype == BOOL:
+        nested = reader.bools(node, name)
+    elif datatype in INTEGERS:
+        nested = reader.integers(node, name, INTEGERS[datatype])
+    else:
+        nested = reader.floats(node, name)
     expected = math.prod(shape)
     flat = nested.rank == 1 and nested.values.size == expected
     if not flat and nested.shape != shape:
@@ -291,7 +487,8 @@ def _from_json(reader: Reader, node: Node, name: str, shape: tuple[int, ...]) ->
             f"{name}: expected data of shape {list(shape)} or {expected} flat values,"
             f" got {_found_shape(nested)}"
         )
-    return nested.values.reshape(shape)
+    array = nested.values.reshape(shape)
+    return to_floats(array, name) if datatype in INTEGERS else array
 
 
 def _found_shape(nested: Nested) -> str:
@@ -301,25 +498,28 @@ def _found_shape(nested: Nested) -> str:
 
 
 def _from_binary(
-    binary: memoryview, offset: int, size: object, name: str, shape: tuple[int, ...]
-) -> Floats | Bools:
-    dtype = _DATATYPES[_INPUTS[name]]
-    expected = math.prod(shape) * dtype.itemsize
-    if isinstance(size, bool) or not isinstance(size, int) or size != expected:
+    binary: memoryview, offset: int, size: object, name: str, datatype: str, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    expected = _check_size(size, "binary_data_size", name, datatype, shape)
+    if offset + expected > len(binary):
+        raise InvalidInput(
+            f"{name}: expected {expected} bytes of binary data, got {max(0, len(binary) - offset)}"
+        )
+    return from_bytes(binary, offset, datatype, shape, name)
+
+
+def _check_size(
+    size: object, parameter: str, name: str, datatype: str, shape: tuple[int, ...]
+) -> int:
+    """Return how many bytes the tensor takes, when that is what the parameter says."""
+    expected = math.prod(shape) * DTYPES[datatype].itemsize
+    if type(size) is not int or size != expected:
         found = size if type(size) is int else kind_of(size)
         raise InvalidInput(
-            f"{name}: binary_data_size: expected {expected} bytes for {_INPUTS[name]}"
-            f" {list(shape)}, got {found}"
+            f"{name}: {parameter}: expected {expected} bytes for {datatype} {list(shape)},"
+            f" got {found}"
         )
-    if offset + size > len(binary):
-        raise InvalidInput(
-            f"{name}: expected {size} bytes of binary data, got {max(0, len(binary) - offset)}"
-        )
-    if dtype == np.bool_ and np.frombuffer(binary, np.uint8, size, offset).max(initial=0) > 1:
-        raise InvalidInput(f"{name}: expected bytes 0 and 1, got another")
-    tensor = np.frombuffer(binary, dtype, expected // dtype.itemsize, offset).reshape(shape)
-    # The header leaves the tensors at any offset; the runtime wants them aligned.
-    return tensor if tensor.flags.aligned else tensor.copy()
+    return expected
 
 
 def _flag(parameters: Mapping[str, Any], name: str, where: str, *, default: bool) -> bool:

@@ -4,13 +4,16 @@ from typing import Any, Final
 
 from service import oip_codec, safetensors_codec
 from service.contract import EMBEDDINGS
+from service.datatypes import DTYPES
 from service.errors import (
     DeadlineExceeded,
+    Disabled,
     Draining,
     HeadwiseError,
     InferenceFailed,
     InvalidInput,
     NotAcceptable,
+    NotFound,
     NotReady,
     QueueFull,
     TooLarge,
@@ -74,9 +77,20 @@ ATTENTION_REQUEST: Final[Json] = {
         },
         "causal": {"type": "boolean", "default": False, "description": "attend to t <= s only"},
         "weights": {
-            "type": "boolean",
+            "description": "also return attention weights: each head's, or those of some heads",
+            "anyOf": [
+                _BOOLEAN,
+                {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "heads": _array(
+                            {"type": "integer", "minimum": 0}, minItems=1, uniqueItems=True
+                        )
+                    },
+                },
+            ],
             "default": False,
-            "description": "also return each head's attention weights",
         },
         "timeout_s": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
         "priority": {
@@ -98,7 +112,8 @@ ATTENTION_ANSWER: Final[Json] = {
         "attention_weights": {
             "type": "array",
             "items": {},
-            "description": "[B][H][S][T] or [H][S][T]; rows sum to 1, or to 0 when all is hidden",
+            "description": "[B][H][S][T] or [H][S][T], of the heads that were asked for;"
+            " rows sum to 1, or to 0 when all is hidden",
         },
     },
 }
@@ -108,9 +123,16 @@ _INFER_TENSOR: Final[Json] = {
     "required": ["name", "shape", "datatype"],
     "properties": {
         "name": {"enum": ["embeddings", "memory", "attend_mask", "pair_mask", "head_mask"]},
-        "shape": _array({"type": "integer", "minimum": 0}),
-        "datatype": {"enum": ["FP32", "BOOL"]},
-        "parameters": {"type": "object"},
+        "shape": _array({"type": "integer", "minimum": 1}),
+        "datatype": {
+            "enum": list(DTYPES),
+            "description": "masks: BOOL; all else: FP32, or another that is read as FP32",
+        },
+        "parameters": {
+            "type": "object",
+            "description": "binary_data_size, or shared_memory_region, shared_memory_offset"
+            " and shared_memory_byte_size; else the values are in data",
+        },
         "data": {"type": "array", "items": {}, "description": "row-major, flat or nested"},
     },
 }
@@ -123,14 +145,22 @@ INFER_REQUEST: Final[Json] = {
         "id": {"type": "string"},
         "parameters": {
             "type": "object",
-            "description": "causal (boolean), timeout (µs), priority, binary_data_output",
+            "description": "causal (boolean), timeout (µs), priority, binary_data_output,"
+            ' heads (whose attention weights: [0, 3] or "0,3")',
         },
         "inputs": _array(_INFER_TENSOR, minItems=1),
         "outputs": _array(
             {
                 "type": "object",
                 "required": ["name"],
-                "properties": {"name": {"type": "string"}, "parameters": {"type": "object"}},
+                "properties": {
+                    "name": {"type": "string"},
+                    "parameters": {
+                        "type": "object",
+                        "description": "binary_data (boolean), or shared_memory_region,"
+                        " shared_memory_offset and shared_memory_byte_size",
+                    },
+                },
             }
         ),
     },
@@ -162,9 +192,10 @@ OPTION_PARAMETERS: Final[list[Json]] = [
         "name": name,
         "in": "query",
         "required": False,
-        "schema": ATTENTION_REQUEST["properties"][name],
+        "schema": schema,
     }
-    for name in ("model", "weights", "causal", "timeout_s", "priority")
+    for name, schema in (ATTENTION_REQUEST["properties"] | {"weights": _BOOLEAN}).items()
+    if name in ("model", "weights", "causal", "timeout_s", "priority")
 ] + [_TIMEOUT]
 
 NAME_PARAMETER: Final[Json] = {
@@ -181,6 +212,93 @@ VERSION_PARAMETER: Final[Json] = {
     "required": True,
     "description": "the version that is served",
     "schema": {"type": "string", "default": "1"},
+}
+
+REGION_PARAMETER: Final[Json] = {
+    "name": "region",
+    "in": "path",
+    "required": True,
+    "description": "a region of shared memory",
+    "schema": {"type": "string"},
+}
+
+TENSOR_METADATA: Final[Json] = {
+    "type": "object",
+    "required": ["name", "datatype", "shape"],
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string"},
+        "shape": _array({"type": "integer"}, description="-1 = any length"),
+    },
+}
+
+SERVER_METADATA: Final[Json] = {
+    "type": "object",
+    "required": ["name", "version", "extensions"],
+    "properties": {
+        "name": {"type": "string"},
+        "version": {"type": "string"},
+        "extensions": _array({"type": "string"}),
+    },
+}
+
+MODEL_METADATA: Final[Json] = {
+    "type": "object",
+    "required": ["name", "versions", "platform", "inputs", "outputs"],
+    "properties": {
+        "name": {"type": "string"},
+        "versions": _array({"type": "string"}),
+        "platform": {"type": "string"},
+        "inputs": _array(TENSOR_METADATA, description="the required ones; masks may come too"),
+        "outputs": _array(TENSOR_METADATA),
+    },
+}
+
+MODEL_STATISTICS: Final[Json] = {
+    "type": "object",
+    "required": ["model_stats"],
+    "properties": {
+        "model_stats": _array(
+            {"type": "object"},
+            description="counts and nanoseconds of each model and version since the start",
+        )
+    },
+}
+
+REPOSITORY_INDEX: Final[Json] = _array(
+    {
+        "type": "object",
+        "required": ["name", "version", "state", "reason"],
+        "properties": {
+            "name": {"type": "string"},
+            "version": {"type": "string"},
+            "state": {"enum": ["READY", "UNAVAILABLE"]},
+            "reason": {"type": "string"},
+        },
+    }
+)
+
+LOG_SETTINGS: Final[Json] = {
+    "type": "object",
+    "properties": {
+        "log_file": {"type": "string", "const": ""},
+        "log_info": {"type": "boolean"},
+        "log_warning": {"type": "boolean"},
+        "log_error": {"type": "boolean", "const": True},
+        "log_verbose_level": {"type": "integer", "minimum": 0},
+        "log_format": {"type": "string", "const": "default"},
+    },
+}
+
+TRACE_SETTINGS: Final[Json] = {
+    "type": "object",
+    "properties": {
+        "trace_file": {"type": "string"},
+        "trace_level": _array({"type": "string"}),
+        "trace_rate": {"type": "string"},
+        "trace_count": {"type": "string"},
+        "log_frequency": {"type": "string"},
+    },
 }
 
 INFER_PARAMETERS: Final[list[Json]] = [
@@ -239,7 +357,9 @@ def inference_paths() -> Json:
         "operationId": "infer",
         "parameters": INFER_PARAMETERS,
         "requestBody": _body(INFER_REQUEST, oip_codec.BINARY_MEDIA_TYPE, {"inputs": [tensor]}),
-        "responses": responses(INFER_ANSWER, oip_codec.BINARY_MEDIA_TYPE, *errors),
+        "responses": responses(
+            INFER_ANSWER, oip_codec.BINARY_MEDIA_TYPE, *errors, Disabled, NotFound
+        ),
     }
     infer_version = infer | {
         "operationId": "infer_version",
@@ -257,21 +377,29 @@ def responses(json_schema: Json, binary_type: str | None, *errors: type[Headwise
     content: Json = {"application/json": {"schema": json_schema}}
     if binary_type is not None:
         content[binary_type] = {"schema": _BYTES}
+    return {"200": {"description": "the answer", "content": content}, **problems(*errors)}
+
+
+def problems(*errors: type[HeadwiseError]) -> Json:
+    """Return the answers for each error that an endpoint may give."""
     by_status: dict[int, list[type[HeadwiseError]]] = {}
     for error in errors:
         by_status.setdefault(STATUSES[error], []).append(error)
     return {
-        "200": {"description": "the answer", "content": content},
-        **{
-            str(status): {
-                "description": "; ".join(
-                    f"`{kind.code}`: {(kind.__doc__ or '').strip()}" for kind in kinds
-                ),
-                "content": {"application/json": {"schema": ERROR}},
-            }
-            for status, kinds in sorted(by_status.items())
-        },
+        str(status): {
+            "description": "; ".join(
+                f"`{kind.code}`: {(kind.__doc__ or '').strip()}" for kind in kinds
+            ),
+            "content": {"application/json": {"schema": ERROR}},
+        }
+        for status, kinds in sorted(by_status.items())
     }
+
+
+def json_body(properties: Json) -> Json:
+    """Return the request body of a control request: an object of such keys, or nothing."""
+    schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {"required": False, "content": {"application/json": {"schema": schema}}}
 
 
 def _body(json_schema: Json, binary_type: str, example: Json) -> Json:

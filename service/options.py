@@ -76,20 +76,50 @@ def checked(raw: Mapping[str, object]) -> Options:
     if model is not None and not isinstance(model, str):
         raise InvalidInput(f"model: expected a string, got {kind_of(model)}")
     timeout_s = raw.get("timeout_s")
+    weights, heads = _weights(raw.get("weights", False))
     return Options(
         model=model,
-        weights=_flag("weights", raw.get("weights", False)),
+        weights=weights,
+        heads=heads,
         causal=_flag("causal", raw.get("causal", False)),
         timeout_s=None if timeout_s is None else _timeout(timeout_s),
         priority=_priority(raw.get("priority", 0)),
     )
 
 
+def checked_heads(value: object, where: str) -> tuple[int, ...]:
+    """
+    Return the heads of an array of numbers; whether the layer has them is checked later.
+
+    Raises:
+        InvalidInput: not an array of whole numbers, or none of them.
+    """
+    if not isinstance(value, list):
+        raise InvalidInput(f"{where}: expected an array of heads, got {kind_of(value)}")
+    if not value:
+        raise InvalidInput(f"{where}: expected at least one head, got none")
+    for head in value:
+        if type(head) is not int:
+            raise InvalidInput(f"{where}: expected heads by number, from 0, got {kind_of(head)}")
+    return tuple(value)
+
+
+def _weights(value: object) -> tuple[bool, tuple[int, ...] | None]:
+    """Return whether weights are asked for, and of which heads; None = of all."""
+    if isinstance(value, bool):
+        return value, None
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            f'weights: expected true, false or {{"heads": [0, 3]}}, got {kind_of(value)}'
+        )
+    check_known(value, ("heads",), "weights")
+    heads = value.get("heads")
+    return True, None if heads is None else checked_heads(heads, "weights.heads")
+
+
 def _flag(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
-    if name == "weights" and isinstance(value, dict):
-        raise InvalidInput("weights: expected true or false; choosing heads is not offered yet")
     raise InvalidInput(f"{name}: expected true or false, got {kind_of(value)}")
 
 

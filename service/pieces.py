@@ -19,7 +19,7 @@ _BYTES: Final = 1024 * 1024
 _DTYPES: Final = {"float32": "F32", "int64": "I64"}
 
 
-def json_array(array: npt.NDArray[Any]) -> Iterator[bytes]:
+def json_array(array: npt.NDArray[Any]) -> Iterator[Chunk]:
     """Give an array as nested JSON; floats in their shortest form, non-finite ones as null."""
     if array.size <= _NUMBERS:
         yield _dumps(array)
@@ -31,7 +31,7 @@ def json_array(array: npt.NDArray[Any]) -> Iterator[bytes]:
         if start:
             yield b","
         if step:
-            yield _dumps(array[start : start + step])[1:-1]
+            yield memoryview(_dumps(array[start : start + step]))[1:-1]
         else:
             yield from json_array(array[start])
     yield b"]"

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from service.errors import (
     DeadlineExceeded,
     DecodingFailed,
+    Disabled,
     Draining,
     Failed,
     HeadwiseError,
@@ -32,6 +33,7 @@ from service.errors import (
 STATUSES: Final[dict[type[HeadwiseError], int]] = {
     Refused: 400,
     InvalidInput: 400,
+    Disabled: 403,
     UnknownModel: 404,
     NotFound: 404,
     MethodNotAllowed: 405,

@@ -15,7 +15,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.errors import TooSlow
-from service.exchange import ON_LEFT
+from service.exchange import CONNECTION
 from service.problems import status_of
 
 _UPGRADE = re.compile(rb"\r\nupgrade: *h2c(?=\r\n)", re.IGNORECASE)
@@ -29,15 +29,23 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
 
         _timer: asyncio.TimerHandle | None = None
 
+        @property
+        def has_whole_body(self) -> bool:
+            return not self.pipeline and self.cycle is not None and not self.cycle.more_body
+
+        @property
+        def is_only_one(self) -> bool:
+            return len(self.tasks) == 1
+
         def connection_made(self, transport: Any) -> None:
             super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
-            self._on_left: list[Callable[[], None]] = []
+            self.on_left: list[Callable[[], None]] = []
             self._start_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(exc)
-            for tell in list(self._on_left):
+            for tell in list(self.on_left):
                 tell()
 
         def data_received(self, data: bytes) -> None:
@@ -49,7 +57,7 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._stop_timer()
-            self.scope["extensions"] = {ON_LEFT: self._on_left}  # type: ignore[dict-item]
+            self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:

@@ -66,6 +66,14 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(
         64 * 2**20, ge=1, description="largest request body; more is answered 413"
     )
+    max_decompressed_bytes: int = Field(
+        64 * 2**20, ge=1, description="what a gzip or deflate body may hold; more: 413"
+    )
+    compress_answers: bool = Field(
+        False,
+        description="compress the answers of callers that accept gzip or deflate:"
+        " saves 7 % of tensors and costs 100 times the encoding",
+    )
     max_rows: int = Field(256, ge=1, description="most sequences in one call; more: 413")
     max_length: int = Field(4096, ge=1, description="longest sequence, in tokens; longer: 413")
     max_tokens: int = Field(
@@ -114,6 +122,16 @@ class Settings(BaseModel):
     )
     drain_s: float = Field(
         30.0, ge=0, le=3600, description="after the grace, time for accepted calls to finish"
+    )
+    model_control: bool = Field(
+        False,
+        description="let clients load and unload models and set the log's level"
+        " (POST /v2/repository/models/…, /v2/logging); else 403",
+    )
+    shared_memory: bool = Field(
+        False,
+        description="let clients pass tensors in system shared memory;"
+        " their processes must share this one's /dev/shm",
     )
     tracing: bool = Field(
         False, description="send OpenTelemetry spans by OTLP; needs the extra otel"

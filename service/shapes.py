@@ -33,6 +33,8 @@ class Options:
 
     model: str | None = None
     weights: bool = False
+    heads: tuple[int, ...] | None = None
+    """Whose weights are asked for, not yet checked against the layer; None = every head's."""
     causal: bool = False
     timeout_s: float | None = None
     priority: int = 0
@@ -87,6 +89,7 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
                 f"{HEAD_MASK}: expected [{layer.num_heads}] or [{rows}, {layer.num_heads}],"
                 f" got {list(head_mask.shape)}"
             )
+    _check_heads(options.heads, layer)
     _check_answer(rows, length, keys, layer, options, limits)
     if limits.refuse_nonfinite:
         _check_finite(tensors)
@@ -103,6 +106,7 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
         tensors.lengths,
         tensors.memory_lengths,
         weights=options.weights,
+        heads=options.heads,
         priority=options.priority,
         timeout_s=options.timeout_s,
     )
@@ -231,12 +235,27 @@ def _check_pair_mask(mask: Bools, rows: int, heads: int, length: int, keys: int)
         )
 
 
+def _check_heads(heads: tuple[int, ...] | None, layer: LayerConfig) -> None:
+    if heads is None:
+        return
+    last = layer.num_heads - 1
+    odd = next((head for head in heads if not 0 <= head <= last), None)
+    if odd is not None:
+        told = odd if abs(odd) < 2**31 else "a number without measure"
+        raise InvalidInput(f"weights: expected heads from 0 to {last}, got {told}")
+    if len(set(heads)) < len(heads):
+        twice = next(head for i, head in enumerate(heads) if head in heads[:i])
+        raise InvalidInput(f"weights: expected each head once, got {twice} again")
+
+
 def _check_answer(
     rows: int, length: int, keys: int, layer: LayerConfig, options: Options, limits: Limits
 ) -> None:
     numbers = rows * length * layer.embed_dim
     if options.weights:
-        numbers += rows * layer.num_heads * length * keys
+        heads = layer.num_heads if options.heads is None else len(options.heads)
+        # A sequence is run with all of its heads, whichever are asked for.
+        numbers += max(rows * heads, layer.num_heads) * length * keys
     if numbers * 4 > limits.max_answer_bytes:
         raise TooLarge(
             f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {numbers * 4}"

@@ -79,6 +79,14 @@ class Workers:
             self._process = None
             raise DecodingFailed("the process that reads large bodies ended") from error
 
+    async def do(self, size: Size, work: Callable[..., _T], *args: object) -> _T:
+        """Return `work(*args)`: from here when it is little, else from a thread."""
+        return work(*args) if size.is_small else await self.in_thread(work, *args)
+
+    async def in_thread(self, work: Callable[..., _T], *args: object) -> _T:
+        """Return `work(*args)` from a thread: for what may be long, and leaves the lock."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
     async def pieces(self, pieces: Iterator[_T]) -> AsyncIterator[_T]:
         """Give pieces that are made one by one in a thread, as fast as they are taken."""
         loop = asyncio.get_running_loop()

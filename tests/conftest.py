@@ -15,8 +15,14 @@ HAS_TORCH = find_spec("torch") is not None
 ALLOWED_SKIPS = frozenset({"this machine's runtime offers CUDA"})
 """Why a test may be skipped where CI is set; any other skip fails the run."""
 
-# Without torch only the serving side can be tested.
-collect_ignore_glob = [] if HAS_TORCH else ["test_export_*.py", "test_minilm.py"]
+# Without torch only the serving side can be tested, with what its environment holds.
+_FOR_THE_MAIN_ENVIRONMENT = [
+    "test_clients.py",
+    "test_export_*.py",
+    "test_minilm.py",
+    "test_perf_analyzer.py",
+]
+collect_ignore_glob = [] if HAS_TORCH else _FOR_THE_MAIN_ENVIRONMENT
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from service.batcher import MAX_RUNS_PASSED, Batcher, QueueLimits
+from service.batcher import MAX_RUNS_PASSED, MIN_SHARE, Batcher, QueueLimits
 from service.calls import Answer, Call, Inputs, Outputs, Run
 from service.contract import LayerConfig
 from service.engine import Engine, Provider, Stop
@@ -19,9 +19,9 @@ class HeldEngine:
 
     layer = LayerConfig(1, 1)
     provider: Provider = "cpu"
-    lanes = 1
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int = 1) -> None:
+        self.lanes = lanes
         self.free = threading.Event()
         self.started = threading.Event()
         self.ended = threading.Event()
@@ -419,3 +419,143 @@ def test_close_finishes_what_waits_and_refuses_what_comes() -> None:
 def test_close_of_an_unused_batcher_is_quiet() -> None:
     """Nothing to finish, nothing to wait for."""
     asyncio.run(make(HeldEngine()).close())
+
+
+class PromptEngine:
+    """An engine that answers at once, and remembers where and how it ran."""
+
+    layer = LayerConfig(1, 1)
+    provider: Provider = "cpu"
+
+    def __init__(self, lanes: int = 1) -> None:
+        self.lanes = lanes
+        self.ran: list[tuple[list[float], bool, bool]] = []
+        """The marks, whether other runs were going on, and whether it was on the main thread."""
+
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+    ) -> Outputs:
+        """Answer with the embeddings; a negative number fails in an unexpected way."""
+        marks = inputs.embeddings[:, 0, 0].tolist()
+        on_main = threading.current_thread() is threading.main_thread()
+        self.ran.append((marks, beside, on_main))
+        if min(marks) < 0:
+            raise MemoryError
+        return Outputs(inputs.embeddings, None)
+
+
+def test_what_is_little_and_alone_is_run_on_the_loop() -> None:
+    """Once the engine's pace is known; what is not little goes to a lane."""
+
+    async def scenario() -> list[tuple[list[float], bool, bool]]:
+        engine = PromptEngine()
+        batcher = make(engine, max_run_tokens=10**6, inline_s=0.5)
+        for _ in range(99):  # the lane may be quick enough to take the next one, too
+            await batcher.submit(call(1))
+            await asyncio.sleep(0.001)
+        await batcher.submit(call(2, rows=10**6))  # at the pace of one row, far above
+        await batcher.close()
+        return engine.ran
+
+    first, *others, last = asyncio.run(scenario())
+    assert first == ([1], False, False)  # nobody knows yet how long it takes
+    assert ([1], False, True) in others
+    assert last[1:] == (False, False)
+
+
+def test_calls_of_one_turn_of_the_loop_share_a_run() -> None:
+    """The first of them does not run ahead of those that have come with it."""
+
+    async def scenario() -> list[tuple[list[float], bool, bool]]:
+        engine = PromptEngine()
+        batcher = make(engine, max_run_tokens=8, inline_s=1)
+        await batcher.submit(call(0))
+        await asyncio.gather(*start(batcher, call(1), call(2), call(3)))
+        await batcher.close()
+        return engine.ran
+
+    ran = asyncio.run(scenario())
+    assert [marks for marks, _, _ in ran] == [[0], [1, 2, 3]]
+
+
+def test_lanes_run_at_once_and_know_of_each_other() -> None:
+    """Two calls that cannot be joined are in the engine together; each is right."""
+
+    async def scenario() -> tuple[HeldEngine, list[Answer]]:
+        engine = HeldEngine(lanes=2)
+        batcher = make(engine)
+        tasks = [await first_runs(batcher, engine)]
+        engine.started.clear()
+        tasks += start(batcher, call(1), call(2))
+        await asyncio.to_thread(engine.started.wait, 30)  # while the first is still held
+        assert not engine.ran
+        engine.free.set()
+        answers = await asyncio.gather(*tasks)
+        await batcher.close()
+        return engine, list(answers)
+
+    engine, answers = asyncio.run(scenario())
+    assert sorted(engine.ran) == [[0], [1], [2]]
+    assert [answer.output.item() for answer in answers] == [0, 1, 2]
+
+
+def test_much_that_waits_is_shared_out_among_the_lanes() -> None:
+    """One lane does not take all and leave the other idle."""
+
+    async def scenario() -> list[tuple[list[float], bool, bool]]:
+        engine = PromptEngine(lanes=2)
+        batcher = make(engine, max_run_tokens=10**6, inline_s=0)
+        await asyncio.gather(*start(batcher, *(call(mark, rows=MIN_SHARE) for mark in range(4))))
+        await batcher.close()
+        return engine.ran
+
+    ran = asyncio.run(scenario())
+    assert sum(len(marks) for marks, _, _ in ran) == 4 * MIN_SHARE
+    assert max(len(marks) for marks, _, _ in ran) == 2 * MIN_SHARE
+    assert ran[0][1]  # it knew that more was waiting
+
+
+def test_rows_of_one_call_in_two_lanes_come_back_in_one_answer() -> None:
+    """Whichever lane makes the answer's memory."""
+
+    async def scenario() -> Answer:
+        engine = PromptEngine(lanes=2)
+        batcher = make(engine, max_run_tokens=4)
+        rows = np.arange(400, dtype=np.float32).reshape(400, 1, 1)
+        answer = await batcher.submit(Call(Inputs(rows)))
+        await batcher.close()
+        return answer
+
+    assert asyncio.run(scenario()).output.ravel().tolist() == list(range(400))
+
+
+def test_run_that_fails_in_an_unexpected_way_stops_no_lane() -> None:
+    """Its own call is told; the next one is served."""
+
+    async def scenario() -> Answer:
+        batcher = make(PromptEngine())
+        with pytest.raises(MemoryError):
+            await batcher.submit(call(-1))
+        answer = await batcher.submit(call(1))
+        await batcher.close()
+        return answer
+
+    assert asyncio.run(scenario()).output.item() == 1
+
+
+def test_calls_whose_padding_would_cost_more_than_a_run_are_run_apart() -> None:
+    """Joining has to pay; what is nearest in length goes together."""
+
+    async def scenario() -> list[list[float]]:
+        engine = HeldEngine()
+        batcher = make(engine, max_run_tokens=10**6)
+        tasks = [await first_runs(batcher, engine)]
+        lengths = (40, 60, 41, 59)
+        tasks += start(batcher, *(call(length, length=length) for length in lengths))
+        await asyncio.sleep(0)
+        engine.free.set()
+        await asyncio.gather(*tasks)
+        await batcher.close()
+        return engine.ran
+
+    assert asyncio.run(scenario()) == [[0], [40, 41], [60, 59]]

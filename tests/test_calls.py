@@ -145,7 +145,11 @@ mistakes = st.one_of(
     st.builds(
         put, st.just("head_mask"), st.sampled_from([[1], [1, 1, 1], [True, True], "x", [[1, 1]], 1])
     ),
-    st.builds(put, st.just("weights"), st.sampled_from([1, "true", {"heads": [0]}, []])),
+    st.builds(
+        put,
+        st.just("weights"),
+        st.sampled_from([1, "true", {"heads": [2]}, {"heads": []}, {"head": [0]}, []]),
+    ),
     st.builds(put, st.just("causal"), st.sampled_from([1, "true", {}])),
     st.builds(
         put, st.just("model"), st.sampled_from(["nope", "", 1, "tiny-weights", "\ud800", []])

