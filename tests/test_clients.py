@@ -39,6 +39,11 @@ def kserve(server: Server) -> Iterator[KserveClient]:
         yield client
 
 
+def inferring(call: dict[str, Any]) -> Callable[[Any], Awaitable[Any]]:
+    """Return what asks the asynchronous client for an inference."""
+    return lambda client: client.infer(**call)
+
+
 def aio(server: Server, use: Callable[[Any], Awaitable[Any]]) -> Any:
     """Return what `use` makes of tritonclient's asynchronous client."""
 
@@ -182,7 +187,7 @@ def test_tritonclient_gets_the_formula_in_every_form(
             "parameters": {"causal": case.causal},
         }
         replies.append(reply_of(client.infer(**call)))
-        replies.append(reply_of(aio(server, lambda client, call=call: client.infer(**call))))
+        replies.append(reply_of(aio(server, inferring(call))))
 
     for reply in replies:
         check_close(reply, wanted)
@@ -562,7 +567,7 @@ def test_errors_carry_our_message_and_status(
         with pytest.raises(InferenceServerException) as caught:
             client.infer(**call)
         with pytest.raises(InferenceServerException) as other:
-            aio(server, lambda client, call=call: client.infer(**call))
+            aio(server, inferring(call))
         for error in (caught.value, other.value):
             assert error.status() == status
             assert message in error.message()
@@ -611,7 +616,8 @@ def test_system_shared_memory_carries_tensors_both_ways(layers: Layers) -> None:
     size = embeddings.nbytes
     with Server(layers.repository, shared_memory=True) as server:
         client = triton.InferenceServerClient(urlsplit(server.url).netloc)
-        region = shared_memory.create_shared_memory_region("calls", "/clients-of-headwise", 2 * size)
+        key = "/clients-of-headwise"
+        region = shared_memory.create_shared_memory_region("calls", key, 2 * size)
         try:
             shared_memory.set_shared_memory_region(region, [embeddings])
             client.register_system_shared_memory("calls", "/clients-of-headwise", 2 * size)

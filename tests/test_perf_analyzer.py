@@ -1,6 +1,9 @@
 """Triton's load tester, as NVIDIA built it, against a real server."""
 
+import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import orjson
 import pytest
@@ -184,3 +187,16 @@ def test_failing_requests_end_the_run_with_our_message(
         measure(server.url, model, *options, "--request-count", "10")
 
     assert message in str(caught.value)
+
+
+def test_readme_command_measures_what_it_says(server: Server) -> None:
+    """As it stands there, on a narrower layer and for a shorter time."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    [command] = re.findall(r"^\$ (perf_analyzer .*)$", readme, re.MULTILINE)
+    words = shlex.split(command.replace(":8,768", ":8,24"))
+    options = words[words.index("mha") + 1 :]
+
+    levels = measure(server.url, "mha", *options, *WINDOWS)
+
+    assert words[:6] == ["perf_analyzer", "-i", "http", "-u", "127.0.0.1:8000", "-m"]
+    assert [level.load for level in levels] == [1, 6, 11, 16]

@@ -92,7 +92,7 @@ def test_readme_shows_no_command_that_is_not_tested() -> None:
     """Every command is one of these kinds, each with a test of its own."""
     kinds_of_command = {command.split()[0] for command, _ in commands()}
 
-    assert kinds_of_command == {"make", "curl", "python", "docker"}
+    assert kinds_of_command == {"make", "curl", "python", "docker", "perf_analyzer"}
 
 
 def test_readme_make_verbs_exist() -> None:
