@@ -1,7 +1,7 @@
 """
 What the way in and out costs: binary and JSON against their floors and the plain reference.
 
-    python -m bench.wire [binary] [json] [codec] [plain]
+    python -m bench.wire [binary] [json] [codec] [shared] [plain]
 
 Every comparison takes turns in one run; medians are printed.  The layer is the
 default one (768 wide, 12 heads).
@@ -12,7 +12,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from multiprocessing.shared_memory import SharedMemory
 
+import httpx
 import numpy as np
 import orjson
 
@@ -43,7 +45,13 @@ def main(argv: Sequence[str]) -> None:
     """Run the named parts, or all of them."""
     publish()
     print(machine(), flush=True)
-    parts = {"binary": binary, "json": as_json, "codec": codec, "plain": against_plain}
+    parts = {
+        "binary": binary,
+        "json": as_json,
+        "codec": codec,
+        "shared": shared,
+        "plain": against_plain,
+    }
     for name in argv or parts:
         print(f"\n## {name}", flush=True)
         parts[name]()
@@ -115,6 +123,58 @@ def codec() -> None:
         f"read [8, 128, {WIDTH}] ({len(body) / 1e6:.0f} MB): {ours * 1e3:.1f} ms, orjson and numpy"
         f" {theirs * 1e3:.1f} ms: {theirs / ours:.1f} times as fast (wanted >= 2.5)"
     )
+
+
+def shared() -> None:
+    """One client, [8, 128] with weights: tensors in shared memory against binary over loopback."""
+    rows, length = 8, 128
+    block = np.random.default_rng(0).standard_normal((rows, length, WIDTH)).astype(np.float32)
+    sizes = {
+        "embeddings": block.nbytes,
+        "output": block.nbytes,
+        "attention_weights": rows * 12 * length * length * 4,
+    }
+    memory = SharedMemory(create=True, size=sum(sizes.values()))
+    try:
+        np.ndarray(block.shape, np.float32, memory.buf)[:] = block
+        with headwise(REPOSITORY, shared_memory=True) as ours:
+            region = {"key": f"/{memory.name}", "offset": 0, "byte_size": memory.size}
+            url = f"http://127.0.0.1:{ours.port}/v2/systemsharedmemory/region/all/register"
+            httpx.post(url, json=region).raise_for_status()
+            requests = {
+                "shared": _shared_request(block.shape, sizes),
+                "binary": infer_request(rows, length, model="mha-weights"),
+            }
+            seen: dict[str, list[float]] = {name: [] for name in requests}
+            for _ in range(ROUNDS * 2):
+                for name, request in requests.items():
+                    seen[name].append(_p50(ours, request))
+    finally:
+        memory.close()
+        memory.unlink()
+    p50 = {name: statistics.median(values) for name, values in seen.items()}
+    ratio = statistics.median(a / b for a, b in zip(seen["shared"], seen["binary"], strict=True))
+    print(
+        f"[8, 128] with weights: shared memory {p50['shared']:.1f} ms, binary"
+        f" {p50['binary']:.1f} ms: ratio {ratio:.2f}"
+    )
+
+
+def _shared_request(shape: tuple[int, ...], sizes: dict[str, int]) -> bytes:
+    """Return a request whose tensors lie one after the other in one region."""
+    places, offset = {}, 0
+    for name, size in sizes.items():
+        places[name] = {
+            "shared_memory_region": "all",
+            "shared_memory_offset": offset,
+            "shared_memory_byte_size": size,
+        }
+        offset += size
+    given, *wanted = places
+    entry = {"name": given, "shape": shape, "datatype": "FP32", "parameters": places[given]}
+    outputs = [{"name": name, "parameters": places[name]} for name in wanted]
+    body = orjson.dumps({"inputs": [entry], "outputs": outputs})
+    return request_bytes("/v2/models/mha-weights/infer", body)
 
 
 def against_plain() -> None:

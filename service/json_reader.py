@@ -213,7 +213,10 @@ class _FastReader:
         # simdjson looks a key up by going through all before it.
         if not keys or len(set(keys)) != len(keys):
             raise _Irregular
-        return {key: node[key] for key in keys}  # `items()` would make Python's own of all
+        try:
+            return {key: node[key] for key in keys}  # `items()` would make Python's own of all
+        except KeyError as error:  # simdjson does not find a key that holds U+0000
+            raise _Irregular from error
 
 
 def _parse(body: bytes) -> Any:

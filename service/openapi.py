@@ -143,6 +143,7 @@ INFER_REQUEST: Final[Json] = {
     "additionalProperties": False,
     "properties": {
         "id": {"type": "string"},
+        "model_name": {"description": "not read: the path names the model"},
         "parameters": {
             "type": "object",
             "description": "causal (boolean), timeout (µs), priority, binary_data_output,"

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
-from tritonclient.utils import InferenceServerException, shared_memory
+from ml_dtypes import bfloat16
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
 from tests.calls import Case, Reply, check_close, expected, random_case
 from tests.kserve_client import HOME, KserveClient
@@ -39,11 +40,6 @@ def kserve(server: Server) -> Iterator[KserveClient]:
         yield client
 
 
-def inferring(call: dict[str, Any]) -> Callable[[Any], Awaitable[Any]]:
-    """Return what asks the asynchronous client for an inference."""
-    return lambda client: client.infer(**call)
-
-
 def aio(server: Server, use: Callable[[Any], Awaitable[Any]]) -> Any:
     """Return what `use` makes of tritonclient's asynchronous client."""
 
@@ -52,6 +48,11 @@ def aio(server: Server, use: Callable[[Any], Awaitable[Any]]) -> Any:
             return await use(client)
 
     return asyncio.run(run())
+
+
+def aio_infer(server: Server, **call: Any) -> Any:
+    """Return the result of one call of tritonclient's asynchronous client."""
+    return aio(server, lambda client: client.infer(**call))
 
 
 def case_of(name: str) -> Case:
@@ -187,7 +188,7 @@ def test_tritonclient_gets_the_formula_in_every_form(
             "parameters": {"causal": case.causal},
         }
         replies.append(reply_of(client.infer(**call)))
-        replies.append(reply_of(aio(server, inferring(call))))
+        replies.append(reply_of(aio_infer(server, **call)))
 
     for reply in replies:
         check_close(reply, wanted)
@@ -366,6 +367,42 @@ def test_statistics_of_all_models_name_them_all(
     assert [entry["name"] for entry in told] == [entry["name"] for entry in everything]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "binary"),
+    [
+        *itertools.product([np.float16, np.float64, np.int8, np.int64], [True, False]),
+        (bfloat16, True),  # the client itself sends it as bytes only
+    ],
+)
+def test_other_datatypes_are_read_as_the_numbers_they_hold(
+    layers: Layers, client: triton.InferenceServerClient, dtype: type, binary: bool
+) -> None:
+    """What a client has at hand needs no conversion on its side."""
+    drawn = np.random.default_rng(1).uniform(-3, 3, (2, 3, 8))
+    numbers: np.typing.NDArray[Any] = drawn.astype(dtype)
+    given = triton.InferInput("embeddings", [2, 3, 8], np_to_triton_dtype(numbers.dtype))
+    given.set_data_from_numpy(numbers, binary_data=binary)
+
+    result = client.infer("tiny", [given])
+
+    case = Case("tiny", tuple(numbers.astype(np.float32)))
+    check_close(reply_of(result), expected(case, layers.formula("tiny")))
+
+
+def test_chosen_heads_come_alone(layers: Layers, client: triton.InferenceServerClient) -> None:
+    """A parameter of this client is a string, a number or a boolean: the heads are a string."""
+    case = case_of("weights")
+
+    result = client.infer(
+        "mha-weights", inputs_of(case, FORMS["binary"][0]), parameters={"heads": "2,0"}
+    )
+
+    wanted = expected(case, layers.formula("mha"))
+    assert wanted.weights is not None
+    chosen = Reply(wanted.outputs, tuple(weights[[2, 0]] for weights in wanted.weights))
+    check_close(reply_of(result), chosen)
+
+
 def test_requested_outputs_come_alone_and_in_order(client: triton.InferenceServerClient) -> None:
     """What is not asked for is not sent."""
     inputs = inputs_of(case_of("one token"), FORMS["binary"][0])
@@ -470,7 +507,7 @@ def test_compressed_requests_are_read(
         "request_compression_algorithm": algorithm,
     }
 
-    replies = [client.infer(**call), aio(server, lambda client: client.infer(**call))]
+    replies = [client.infer(**call), aio_infer(server, **call)]
 
     for reply in replies:
         check_close(reply_of(reply), expected(case, layers.formula("mha")))
@@ -504,7 +541,7 @@ def test_compressed_answers_are_read(
     address = urlsplit(compressing.url).netloc
     with triton.InferenceServerClient(address, verbose=True) as client:
         reply = client.infer(**call)
-    other = aio(compressing, lambda client: client.infer(**call))
+    other = aio_infer(compressing, **call)
 
     said = capsys.readouterr().out.lower()
     assert f"'content-encoding': '{algorithm}'" in said
@@ -561,13 +598,14 @@ def test_errors_carry_our_message_and_status(
         ),
         ("404", "'nope'", {"inputs": right, "model_name": "nope"}),
         ("404", "tiny", {"inputs": right, "model_version": "3"}),
+        ("504", "limit of 1e-06 s passed", {"inputs": right, "timeout": 1}),
     ]
     for status, message, call in calls:
         call = {"model_name": "tiny"} | call
         with pytest.raises(InferenceServerException) as caught:
             client.infer(**call)
         with pytest.raises(InferenceServerException) as other:
-            aio(server, inferring(call))
+            aio_infer(server, **call)
         for error in (caught.value, other.value):
             assert error.status() == status
             assert message in error.message()

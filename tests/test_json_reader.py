@@ -233,3 +233,11 @@ def test_kind_of_names_json_types() -> None:
         "an array",
         "an object",
     ]
+
+
+@pytest.mark.parametrize("padding", [0, 3000])
+def test_key_that_holds_a_zero_is_read_like_any_other(padding: int) -> None:
+    """In a small body as in one for simdjson, which lists such a key but does not find it."""
+    body = b'{"a\\u0000": [1]}' + b" " * padding
+
+    assert read(body, lambda reader: list(reader.root())) == ["a\0"]
