@@ -6,8 +6,10 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
@@ -599,3 +601,26 @@ def test_openapi_says_no_validation_error_and_every_path_parameter(server: Serve
             assert named == set(re.findall(r"{(\w+)}", path))
             assert "422" not in operation["responses"]
     assert "text/plain" in document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/v2/models/none/infer", 404), ("/v1/attention?modle=tiny", 400)],
+)
+def test_connection_is_kept_after_a_refusal_over_an_unread_body(
+    server: Server, path: str, status: int
+) -> None:
+    """What the refused call still sends is passed over; the next one is served on it."""
+    connection = HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    connection.request("POST", path, body=bytes(2**21))
+    refused = connection.getresponse()
+    refused.read()
+    kept = connection.sock
+
+    connection.request("POST", "/v1/attention", body=orjson.dumps(GOOD))
+    answer = connection.getresponse()
+
+    assert (refused.status, answer.status) == (status, 200)
+    assert answer.read()
+    assert connection.sock is kept
+    connection.close()
