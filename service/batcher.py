@@ -80,6 +80,8 @@ class _Pending:
     future: "asyncio.Future[Answer]"
     tokens: int
     queued_at: float
+    deadline: float
+    """When it must be in the engine, as `queued_at` on the monotonic clock."""
     pieces_left: int
     on_run: Callable[[Run], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -191,15 +193,16 @@ class Batcher:
         tokens = sum(piece.tokens for piece in pieces)
         self.check_room(tokens)
         loop = asyncio.get_running_loop()
+        timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
+        now = time.monotonic()
         pending = _Pending(
-            call, loop.create_future(), tokens, time.monotonic(), len(pieces), on_run
+            call, loop.create_future(), tokens, now, now + timeout_s, len(pieces), on_run
         )
-        if is_only_one and self._may_run_here(pieces):
+        if is_only_one and self._may_run_here(pieces, timeout_s):
             # Nobody is there whom this could keep waiting, or who could join.
             taken = _Taken([_Ticket((0, 0, 0), pieces[0], pending, 0)], Group.of(pieces[0]), True)
             self._deliver(taken, _outcome(self._engine, taken))
             return pending.future.result()
-        timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
         timer = loop.call_later(timeout_s, self._expire, pending, timeout_s)
         self._count(1, tokens)
         self._enqueue(pending, pieces, loop)
@@ -241,10 +244,10 @@ class Batcher:
         await self._idle.wait()
         self._threads.shutdown()
 
-    def _may_run_here(self, pieces: list[Piece]) -> bool:
+    def _may_run_here(self, pieces: list[Piece], timeout_s: float) -> bool:
         """Say whether a call is short enough for the event loop, and the engine at rest."""
         is_at_rest = not self._waiting and not self._running
-        is_short = self._pace.seconds(Group.of(pieces[0])) <= self._inline_s
+        is_short = self._pace.seconds(Group.of(pieces[0])) <= min(self._inline_s, timeout_s)
         return is_at_rest and is_short and len(pieces) == 1
 
     def _count(self, calls: int, tokens: int) -> None:
@@ -321,7 +324,13 @@ class Batcher:
             if after is not None:
                 self._running.remove(after)
                 self._free_lanes += 1
-            self._waiting = [ticket for ticket in self._waiting if not ticket.pending.is_left]
+            now = time.monotonic()
+            # Who is past the deadline is told by the timer, which may be a moment late.
+            self._waiting = [
+                ticket
+                for ticket in self._waiting
+                if not ticket.pending.is_left and now < ticket.pending.deadline
+            ]
             if not self._waiting or not self._free_lanes:
                 return None
             oldest = min(self._waiting, key=lambda ticket: ticket.rank[2])
