@@ -15,11 +15,11 @@ import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from service import __version__
-from service.compression import decompress, encoding_of
 from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, MEMORY, OUTPUT, WEIGHTS_SUFFIX
+from service.control import control_body
 from service.errors import (
     Disabled,
     Draining,
@@ -31,7 +31,6 @@ from service.errors import (
     TooSlow,
     UnknownModel,
 )
-from service.exchange import Exchange
 from service.json_reader import kind_of
 from service.life import Life
 from service.log_settings import changed, described
@@ -58,9 +57,6 @@ from service.statistics import Statistics
 
 PLATFORM: Final = "onnx_onnxv1"
 """What the protocol calls a model in ONNX's format."""
-
-MAX_CONTROL_BYTES: Final = 2**20
-"""The largest body of a request without tensors."""
 
 _EXTENSIONS: Final = (
     "binary_tensor_data",
@@ -442,17 +438,9 @@ class ProtocolRoutes:
         Return the JSON object in a request's body; an empty body is an empty object.
 
         Raises:
-            InvalidInput: it is something else.
-            TooLarge: above `MAX_CONTROL_BYTES`, or what the settings allow any body.
-            TooSlow: it did not arrive in time.
-            UnsupportedMediaType: it is encoded in an unknown way.
+            InvalidInput: it is something else; and what `control_body` raises.
         """
-        exchange = Exchange(request.scope, request.receive, _answered_by_the_framework)
-        limit = min(MAX_CONTROL_BYTES, self._settings.max_body_bytes)
-        encoding = encoding_of(exchange.headers.get("content-encoding", ""))
-        content = await exchange.body(limit_bytes=limit, timeout_s=self._settings.body_timeout_s)
-        if encoding is not None:
-            content = decompress(content, encoding, limit)
+        content = await control_body(request, self._settings)
         if not content.strip():
             return {}
         try:
@@ -497,10 +485,6 @@ def _post(
     router.add_api_route(
         path, handler, methods=["POST"], response_class=Response, openapi_extra=extra
     )
-
-
-async def _answered_by_the_framework(message: Message) -> None:
-    """Send nothing: only the body is read here."""
 
 
 def _faces(model: Model) -> Iterator[_Face]:

@@ -10,10 +10,9 @@ import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message
 
+from service.control import control_body
 from service.errors import Disabled, InvalidInput, NotFound, TooLarge, TooSlow
-from service.exchange import Exchange
 from service.json_reader import Reader, read
 from service.openapi import REGION_PARAMETER, json_body, problems, responses
 from service.options import check_known
@@ -77,9 +76,7 @@ class SharedMemoryRoutes:
     async def register(self, request: Request) -> Response:
         """Give a part of a shared memory segment a name that calls can use."""
         self._shared_memory.check_offered()
-        exchange = Exchange(request.scope, request.receive, _answered_by_the_framework)
-        limit = min(MAX_BODY_BYTES, self._settings.max_body_bytes)
-        body = await exchange.body(limit_bytes=limit, timeout_s=self._settings.body_timeout_s)
+        body = await control_body(request, self._settings, limit_bytes=MAX_BODY_BYTES)
         asked = read(body, _region)
         self._shared_memory.register(
             request.path_params["region"],
@@ -99,7 +96,3 @@ def _region(reader: Reader) -> dict[str, Any]:
     root = reader.root()
     check_known(root, _KEYS, "body")
     return {key: reader.plain(node) for key, node in root.items()}
-
-
-async def _answered_by_the_framework(message: Message) -> None:
-    """Send nothing: only the body is read here."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import gzip
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from httpx import Response
 
 from service.errors import Disabled, InvalidInput, NotFound
 from service.shared_memory import DIRECTORY, MAX_REGIONS, SharedMemory, Slot
@@ -583,6 +585,19 @@ def test_register_body_mistake_is_named(
     response = shared.post(f"{ALL}/region/r/register", content=content)
 
     check_problem(response, status, {400: "invalid_input", 413: "too_large"}[status], words)
+
+
+def test_register_body_may_be_compressed(shared: Server) -> None:
+    """What is wrong in it is told as if it had come plain; an unknown encoding is named."""
+
+    def answer(encoding: str) -> Response:
+        headers = {"Content-Encoding": encoding}
+        return shared.post(
+            f"{ALL}/region/r/register", content=gzip.compress(b"[]"), headers=headers
+        )
+
+    check_problem(answer("gzip"), 400, "invalid_input", "expected a JSON object, got an array")
+    check_problem(answer("br"), 415, "unsupported_media_type", "header Content-Encoding")
 
 
 def test_register_name_twice_is_refused(shared: Server, segment: Segment) -> None:

@@ -17,7 +17,7 @@ ROWS = [
     {"log_settings"},
     {"json_codec", "safetensors_codec", "oip_codec", "exchange", "compression"},
     {"problems"},
-    {"middleware", "openapi", "protocol"},
+    {"middleware", "openapi", "protocol", "control"},
     {"routes", "protocol_routes", "shared_memory_routes", "inference"},
     {"app"},
     {"__main__"},
