@@ -5,27 +5,28 @@ PYTHON ?= python3
 VENV ?= .venv
 IMAGE ?= headwise
 DOCKER ?= docker
+# More for docker build, such as DOCKER_BUILD_FLAGS='--build-arg PROVIDER=cuda'.
+DOCKER_BUILD_FLAGS ?=
 # More for pytest, such as ARGS='-k health -x'.
 ARGS ?=
 
 PY := $(VENV)/bin/python
 # A comma of its own would end an argument of $(call).
 SERVING := '.[serve,test]'
-CLIENTS := $(VENV)/kserve.stamp $(VENV)/perf_analyzer.stamp
+CLIENTS := $(VENV)/kserve.stamp $(VENV)/perf_analyzer.stamp $(VENV)/prometheus.stamp
 # Of what kserve asks for, only what its client for inference imports and we have not.
 KSERVE := kserve cloudevents deprecation grpcio pandas psutil python-dateutil pytz six
 REPOSITORY := $(or $(HEADWISE_REPOSITORY),artifacts)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two installs at once would spoil the one environment
-.PHONY: help run test test-slow test-pythons check format image clean
+.PHONY: help run test test-slow test-pythons test-container check format image clean
 
 help: ## List these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/run.stamp ## Export two sample layers if missing, then serve them on port 8000
-	@$(call publish,mha,--embed-dim 768 --num-heads 12,$(REPOSITORY))
-	@$(call publish,tiny,--embed-dim 8 --num-heads 2,$(REPOSITORY))
+	@$(call publish,$(REPOSITORY))
 	@exec $(PY) -m service
 
 test: $(VENV)/dev.stamp $(CLIENTS) ## Run the tests
@@ -37,24 +38,32 @@ test-slow: $(VENV)/dev.stamp $(CLIENTS) ## Run the tests that take minutes
 test-pythons: ## Run the serving tests under Python 3.12 and 3.13, where present
 	@MAKE='$(MAKE)' LAYERS='$(VENV)/layers' .ci/test-pythons 3.12 3.13
 
+test-container: $(VENV)/dev.stamp ## Build the image and test it; starts a Docker engine if none runs
+	@MAKE='$(MAKE)' .ci/container.sh $(PY) -m pytest -m container $(ARGS)
+
 check: $(VENV)/dev.stamp ## Check style and types; change nothing
 	@$(PY) -m ruff check
 	@$(PY) -m ruff format --check
 	@$(PY) -m mypy
+	@$(VENV)/bin/hadolint Dockerfile
+	@$(VENV)/bin/shellcheck .ci/run .ci/*.sh .ci/test-pythons
 
 format: $(VENV)/dev.stamp ## Mend style in place
 	@$(PY) -m ruff check --fix
 	@$(PY) -m ruff format
 
-image: ## Build the container image; it holds the layers found in artifacts/
-	@$(DOCKER) build --tag $(IMAGE) .
+image: $(VENV)/run.stamp ## Build the container image with the layers of artifacts/
+	@$(call publish,artifacts)
+	@$(DOCKER) build $(DOCKER_BUILD_FLAGS) --tag $(IMAGE) .
 
 clean: ## Remove environments and caches; artifacts/ stays
 	@rm -rf .venv .venv-3.* *.egg-info build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-# $(call publish,NAME,SHAPE,REPOSITORY): asking for the file is quicker than importing torch.
-publish = test -f "$(3)/$(1)/1/manifest.json" || $(PY) -m export --name $(1) $(2) --seed 0 --repository "$(3)" --if-missing
+# $(call publish,REPOSITORY): asking for the files is quicker than importing torch.
+publish = for layer in "mha 768 12" "tiny 8 2"; do set -- $$layer; \
+	test -f "$(1)/$$1/1/manifest.json" || $(PY) -m export --name $$1 --embed-dim $$2 \
+		--num-heads $$3 --seed 0 --repository "$(1)" --if-missing || exit; done
 
 # A stamp tells that an install went through to its end; until then it is made again.
 $(VENV)/run.stamp: pyproject.toml constraints.txt
@@ -79,6 +88,9 @@ $(VENV)/kserve.stamp: constraints.txt | $(VENV)/dev.stamp
 
 $(VENV)/perf_analyzer.stamp: tests/perf_analyzer.py | $(VENV)/dev.stamp
 	$(call fetch,perf_analyzer,18,-m tests.perf_analyzer)
+
+$(VENV)/prometheus.stamp: tests/prometheus.py | $(VENV)/dev.stamp
+	$(call fetch,Prometheus,19,-m tests.prometheus)
 
 # What the tests serve where the exporter cannot run.
 $(VENV)/layers.stamp: $(VENV)/dev.stamp $(wildcard export/*.py) tests/layers.py

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-CGROUP_ROOT = Path("/sys/fs/cgroup")
+from service import cgroup
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,7 @@ class CpuBudget:
 
 
 def cpu_budget(
-    chosen: int | None = None,
-    *,
-    root: Path = CGROUP_ROOT,
-    membership: Path = Path("/proc/self/cgroup"),
+    chosen: int | None = None, *, root: Path = cgroup.ROOT, membership: Path = cgroup.MEMBERSHIP
 ) -> CpuBudget:
     """
     Return the thread budget: the setting if given, else the smaller of affinity and quota.
@@ -53,38 +50,18 @@ def cpu_quota(root: Path, membership: Path) -> float | None:
     """
     Return the tightest cgroup CPU quota over this process, in cores; None = none.
 
-    Every level from the process's own group up to the root counts, for v1
-    (`cpu.cfs_quota_us` over `cpu.cfs_period_us`) and for v2 (`cpu.max`).  Inside
-    a container the group's path may not exist below its mounts; then the mount's
-    own root is the container's group.
+    In v1 it is `cpu.cfs_quota_us` over `cpu.cfs_period_us`, in v2 `cpu.max`.
     """
-    quotas = []
-    for controllers, path in _memberships(membership):
-        for mount in (root, root / controllers, root / "cpu", root / "cpu,cpuacct"):
-            quotas += [_quota_of(group) for group in _levels(mount, path)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _memberships(file: Path) -> list[tuple[str, str]]:
-    """Return (controllers, path) for each hierarchy that could hold a CPU quota."""
-    text = _read(file) or "0::/"
-    parts = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
-    return [(c, path) for _, c, path in parts if c == "" or "cpu" in c.split(",")]
-
-
-def _levels(mount: Path, path: str) -> list[Path]:
-    own = mount / path.strip("/")
-    return [own, *(parent for parent in own.parents if parent == mount or mount in parent.parents)]
+    found = map(_quota_of, cgroup.groups("cpu", root=root, membership=membership))
+    return min((quota for quota in found if quota is not None), default=None)
 
 
 def _quota_of(group: Path) -> float | None:
-    limit = (_read(group / "cpu.max") or "").split()
+    limit = cgroup.read(group / "cpu.max").split()
     if len(limit) == 2 and limit[0] != "max":
         return _ratio(*limit)
-    quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
-    if quota and period:
-        return _ratio(quota, period)
-    return None
+    quota, period = (cgroup.read(group / f"cpu.cfs_{what}_us") for what in ("quota", "period"))
+    return _ratio(quota, period) if quota and period else None
 
 
 def _ratio(quota: str, period: str) -> float | None:
@@ -93,10 +70,3 @@ def _ratio(quota: str, period: str) -> float | None:
     except (ValueError, ZeroDivisionError):
         return None
     return ratio if ratio > 0 else None
-
-
-def _read(file: Path) -> str | None:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return None

@@ -9,6 +9,8 @@ Axes: B batch, S query length, T key length (= S for self-attention),
 E embed_dim, M memory width, H heads.
 """
 
+import contextlib
+import io
 import os
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
@@ -34,6 +36,7 @@ from service.contract import (
     graph_inputs,
     graph_outputs,
 )
+from service.cuda import check_cuda
 from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
 
 Provider = Literal["cpu", "cuda"]
@@ -224,6 +227,12 @@ def _open_session(graph_path: Path, provider: Provider, threads: int, *, spin_us
             f" offers {', '.join(onnxruntime.get_available_providers())};"
             " cuda needs the package onnxruntime-gpu (extra serve-cuda)"
         )
+    if provider == "cuda":
+        # Its packages lie where the system's loader does not look.  What it cannot find it
+        # prints; the check says it better.
+        with contextlib.redirect_stdout(io.StringIO()):
+            onnxruntime.preload_dlls()
+        check_cuda(Path(onnxruntime.__file__).parent / "capi")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -245,9 +254,8 @@ def _open_session(graph_path: Path, provider: Provider, threads: int, *, spin_us
         raise ArtifactUnreadable(f"{graph_path}: the runtime cannot read it: {reason}") from error
     in_use = session.get_providers()
     if in_use[0] != name:
-        # Asked for CUDA without its libraries, the runtime only warns and uses the CPU.
+        # Asked for what it cannot have, the runtime only warns and uses the CPU.
         raise ProviderUnavailable(
-            f"provider: asked for {provider}, but the runtime would use {in_use[0]};"
-            " is the GPU visible, and are its CUDA and cuDNN libraries installed?"
+            f"provider: asked for {provider}, but the runtime would use {in_use[0]}"
         )
     return session

@@ -182,7 +182,9 @@ class Models:
         if not models:
             raise ArtifactUnreadable(
                 f"{self._repository}: no artifact in it; publish one:"
-                " python -m export --name mha --embed-dim 768 --num-heads 12"
+                " python -m export --name mha --embed-dim 768 --num-heads 12;"
+                " for a container, mount what is published:"
+                ' docker run -v "$PWD/artifacts:/artifacts:ro" ...'
             )
         if self._default is not None and self._default not in models:
             raise ArtifactUnreadable(
