@@ -25,6 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from service.calls import Run
+from service.memory import memory_limit
 from service.tally import Distribution
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -52,6 +53,7 @@ class Metrics(Collector):
         self.served: list[tuple[str, str, str, str]] = []
         """Each model's name, version, precision and provider."""
         self._models: dict[str, ModelMetrics] = {}
+        self._memory_limit = memory_limit()
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
@@ -89,6 +91,11 @@ class Metrics(Collector):
             "headwise_requests_in_flight", "HTTP requests not yet answered", self.in_flight
         )
         yield GaugeMetricFamily("headwise_ready", "1 = ready for calls", self.ready)
+        yield GaugeMetricFamily(
+            "headwise_memory_limit_bytes",
+            "Memory that the process may hold: its control group's limit, else the machine's",
+            self._memory_limit,
+        )
         info = GaugeMetricFamily(
             "headwise_model_info",
             "1 for each model that is served, with its version, precision and provider",
@@ -111,6 +118,16 @@ class Metrics(Collector):
                 "headwise_run_padding_share", "Share of padding among the tokens of one run"
             ),
         }
+        tokens = CounterMetricFamily(
+            "headwise_tokens",
+            "Queries and keys that the engine ran, by kind: content, padding",
+            labels=["model", "kind"],
+        )
+        engine = CounterMetricFamily(
+            "headwise_engine_seconds",
+            "Time that runs took, putting calls together and apart included, summed over lanes",
+            labels=["model"],
+        )
         cancelled = CounterMetricFamily(
             "headwise_cancelled",
             "Calls whose caller left or whose time passed, by where they were: queued, running",
@@ -125,11 +142,14 @@ class Metrics(Collector):
                 stages.add_metric([stage, name], times.buckets(), times.sum)
             for what, values in model.runs.items():
                 runs[what].add_metric([name], values.buckets(), values.sum)
+            for kind, count in model.tokens.items():
+                tokens.add_metric([name, kind], count)
+            engine.add_metric([name], model.engine_s)
             for where, count in model.cancelled.items():
                 cancelled.add_metric([name, where], count)
             queue["calls"].add_metric([name], model.queue_calls)
             queue["tokens"].add_metric([name], model.queue_tokens)
-        yield from (stages, *runs.values(), cancelled, *queue.values())
+        yield from (stages, *runs.values(), tokens, engine, cancelled, *queue.values())
 
 
 class ModelMetrics:
@@ -142,6 +162,8 @@ class ModelMetrics:
             "rows": Distribution(_CALLS),
             "padding": Distribution(_SHARES),
         }
+        self.tokens = {"content": 0, "padding": 0}
+        self.engine_s = 0.0
         self.cancelled = {"queued": 0, "running": 0}
         self.queue_calls = 0
         self.queue_tokens = 0
@@ -160,6 +182,9 @@ class ModelMetrics:
         self.runs["calls"].add(run.calls)
         self.runs["rows"].add(run.rows)
         self.runs["padding"].add(1 - run.tokens / run.padded_tokens)
+        self.tokens["content"] += run.tokens
+        self.tokens["padding"] += run.padded_tokens - run.tokens
+        self.engine_s += run.assembly_s + run.compute_s
 
     def dropped(self, where: Literal["queued", "running"]) -> None:
         """A call's caller left, or its time limit passed, while it was there."""
