@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Coroutine, Iterator
 
@@ -18,12 +19,14 @@ from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
 from service.heap import keep_small_blocks
 from service.joining import RunLimits
+from service.keys import Keys
 from service.life import Life
 from service.logs import configure, event
 from service.metrics import Metrics
 from service.models import Models, loader
 from service.protocol import with_head_timeout
 from service.settings import Settings
+from service.tls import tls_context
 from service.tracing import NoTracing, OpenTelemetry, Tracing
 
 _CONNECTION_END_S = 5
@@ -37,11 +40,14 @@ def main(argv: list[str] | None = None) -> int:
         configure(settings.log_format, settings.log_level)
         keep_small_blocks()
         tracing = OpenTelemetry() if settings.tracing else NoTracing()
+        keys = _keys(settings)
+        tls = tls_context(settings)
         listener = _listen(settings.host, settings.port)
     except StartRefused as error:
         _tell(error)
         return 2
-    server = _Server(settings, cpu_budget(settings.threads), tracing, _url(listener))
+    url = _url(listener, "http" if tls is None else "https")
+    server = _Server(settings, cpu_budget(settings.threads), tracing, keys, tls, url)
     server.run([listener])
     return server.exit_code
 
@@ -55,14 +61,25 @@ class _Server(uvicorn.Server):
     exits with 0.
     """
 
-    def __init__(self, settings: Settings, budget: CpuBudget, tracing: Tracing, url: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        budget: CpuBudget,
+        tracing: Tracing,
+        keys: Keys | None,
+        tls: ssl.SSLContext | None,
+        url: str,
+    ) -> None:
         self.exit_code = 0
         self._settings = settings
+        self._keys = keys
         self._life = Life()
         self._tasks: set[asyncio.Task[None]] = set()
         metrics = Metrics()
         self._models = _models(settings, budget, metrics)
-        app = create_app(settings, self._models, self._life, metrics, tracing, refuse=self._refuse)
+        app = create_app(
+            settings, self._models, self._life, metrics, tracing, keys, refuse=self._refuse
+        )
         super().__init__(
             uvicorn.Config(
                 app,
@@ -77,6 +94,9 @@ class _Server(uvicorn.Server):
                 timeout_graceful_shutdown=_CONNECTION_END_S,
             )
         )
+        # Loaded here, so that it does not make a context of its own.
+        self.config.load()
+        self.config.ssl = tls
         event(
             "starting",
             version=__version__,
@@ -102,6 +122,8 @@ class _Server(uvicorn.Server):
 
     def _on_refresh(self) -> None:
         self._start(self._models.refresh(retry=True))
+        if self._keys is not None:
+            self._start(asyncio.to_thread(self._keys.refresh, retry=True))
 
     def _on_stop(self, number: signal.Signals) -> None:
         if self._life.phase != "serving":
@@ -162,9 +184,23 @@ def _listen(host: str, port: int) -> socket.socket:
         raise SettingsInvalid(f"host, port: cannot listen on {host}:{port}: {reason}") from None
 
 
-def _url(listener: socket.socket) -> str:
+def _keys(settings: Settings) -> Keys | None:
+    """
+    Return the keys that callers need; None = they need none.
+
+    Raises:
+        SettingsInvalid: the file is wrong, or one is needed for what shall be kept from callers.
+    """
+    if settings.api_keys_file is not None:
+        return Keys(settings.api_keys_file)
+    if settings.metrics_need_key:
+        raise SettingsInvalid("metrics_need_key: expected api_keys_file beside it, got none")
+    return None
+
+
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from importlib.resources import files
 
 from fastapi import FastAPI
@@ -19,12 +19,13 @@ from starlette.types import ASGIApp
 from service import __version__
 from service.errors import HeadwiseError, StartRefused
 from service.inference import Inference
+from service.keys import Keys
 from service.life import Life
 from service.logs import event
 from service.metrics import Metrics
-from service.middleware import RequestFrame
+from service.middleware import HEALTH, METRICS, RequestFrame
 from service.models import Models
-from service.openapi import inference_paths
+from service.openapi import inference_paths, with_keys
 from service.problems import answer_http_exception, answer_problem, answer_validation_error
 from service.protocol_routes import ProtocolRoutes
 from service.routes import Routes
@@ -35,6 +36,9 @@ from service.shared_memory_routes import SharedMemoryRoutes
 from service.statistics import Statistics
 from service.tracing import Tracing
 from service.workers import Workers
+
+_WATCH_S = 1.0
+"""How often the file of keys is read again: a key that is taken out is of no use after that."""
 
 _DESCRIPTION = """\
 Serves a multi-head-attention layer: send embeddings, get outputs and each head's weights.
@@ -49,6 +53,7 @@ def create_app(
     life: Life,
     metrics: Metrics,
     tracing: Tracing,
+    keys: Keys | None,
     *,
     refuse: Callable[[StartRefused], None],
 ) -> ASGIApp:
@@ -74,6 +79,8 @@ def create_app(
         tasks = [asyncio.create_task(_bring_up(models, refuse))]
         if settings.repository_poll_s:
             tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
+        if keys is not None:
+            tasks.append(asyncio.create_task(_watch(keys)))
         yield
         for task in tasks[1:]:
             task.cancel()
@@ -94,14 +101,15 @@ def create_app(
     app.include_router(Routes(settings, limits, models, life, metrics).router())
     app.include_router(ProtocolRoutes(settings, models, life, statistics).router())
     app.include_router(SharedMemoryRoutes(settings, shared_memory).router())
-    _add_docs(app)
+    open_paths = HEALTH if settings.metrics_need_key else (*HEALTH, METRICS)
+    _add_docs(app, None if keys is None else open_paths)
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
     inference = Inference(
         app, settings, limits, models, life, metrics, tracing, workers, statistics, shared_memory
     )
-    return RequestFrame(inference, life=life, metrics=metrics)
+    return RequestFrame(inference, life=life, metrics=metrics, keys=keys, open_paths=open_paths)
 
 
 async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:
@@ -128,10 +136,22 @@ async def _poll(models: Models, seconds: float) -> None:
         await models.refresh(retry=False)
 
 
-def _add_docs(app: FastAPI) -> None:
-    """Describe all endpoints on a page whose assets come from a package, not the network."""
+async def _watch(keys: Keys) -> None:
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        await asyncio.to_thread(keys.refresh, retry=False)
+
+
+def _add_docs(app: FastAPI, open_paths: Collection[str] | None) -> None:
+    """
+    Describe all endpoints on a page whose assets come from a package, not the network.
+
+    `open_paths` are those that need no key; None = none does.
+    """
     described = app.openapi()
     described["paths"] = inference_paths() | described["paths"]
+    if open_paths is not None:
+        described = with_keys(described, open_paths)
     app.openapi = lambda: described  # type: ignore[method-assign]
     assets = files("fastapi_offline") / "static"
     app.mount("/docs/assets", StaticFiles(directory=str(assets)), name="assets")

@@ -4,6 +4,7 @@ Every way Headwise can say no, independent of HTTP.
     HeadwiseError
     ├── Refused                    the caller's input
     │   ├── InvalidInput           a value, shape, type or name is wrong
+    │   ├── Unauthorized           no valid key was shown
     │   ├── Disabled               the endpoint is switched off
     │   ├── UnknownModel           no artifact of that name or version
     │   ├── NotFound               no such path, or no such region
@@ -48,6 +49,12 @@ class Refused(HeadwiseError):
 
 class InvalidInput(Refused):
     """A value, shape, type or name in the request is wrong."""
+
+
+class Unauthorized(Refused):
+    """The server asks for a key, and no valid one was shown."""
+
+    code = "unauthorized"
 
 
 class Disabled(Refused):

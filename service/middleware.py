@@ -4,13 +4,14 @@ import logging
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import Failed
+from service.errors import Failed, Unauthorized
+from service.keys import Keys
 from service.life import Life
 from service.logs import event
 from service.metrics import Metrics
@@ -23,16 +24,34 @@ _REQUEST_ID: Final = b"x-request-id"
 _TIMING: Final = b"server-timing"
 _VALID_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
-_PROBES = ("/v2/health/live", "/v2/health/ready", "/metrics")
+
+HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
+"""Answered without a key: what asks is an orchestrator, which has none."""
+METRICS: Final = "/metrics"
 
 
 class RequestFrame:
-    """Gives each request an id and makes sure that it is answered, counted and logged once."""
+    """
+    Gives each request an id and makes sure that it is answered, counted and logged once.
 
-    def __init__(self, app: ASGIApp, *, life: Life, metrics: Metrics) -> None:
+    With `keys`, who shows none of them learns nothing at all but what `open_paths` tell:
+    nothing behind the frame sees the call, and its body is not read.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        life: Life,
+        metrics: Metrics,
+        keys: Keys | None,
+        open_paths: Collection[str],
+    ) -> None:
         self._app = app
         self._life = life
         self._metrics = metrics
+        self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -62,7 +81,11 @@ class RequestFrame:
             await send(message)
 
         try:
+            if self._keys is not None and scope["path"] not in self._open_paths:
+                seen.key = self._keys.name_of(scope["headers"])
             await self._app(scope, receive, framed_send)
+        except Unauthorized as error:
+            await to_response(error)(scope, receive, framed_send)
         except ClientDisconnect:
             seen.status, seen.code = CLIENT_LEFT, None
         except Exception:
@@ -84,7 +107,7 @@ class RequestFrame:
             self._metrics.refusals[code] += 1
         event(
             "request",
-            level=logging.DEBUG if route in _PROBES else logging.INFO,
+            level=logging.DEBUG if route in (*HEALTH, METRICS) else logging.INFO,
             method=scope["method"],
             route=route,
             status=status,
@@ -92,6 +115,7 @@ class RequestFrame:
             ms=_ms_since(started),
             answer_bytes=seen.bytes,
             request_id=request_id,
+            **({} if self._keys is None else {"key": seen.key}),
         )
 
 
@@ -102,6 +126,8 @@ class _Seen:
         self.status: int | None = None
         self.code: bytes | None = None
         self.bytes = 0
+        self.key: str | None = None
+        """Whose key it was; never the key."""
 
 
 def _ms_since(started: float) -> float:

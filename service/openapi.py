@@ -1,5 +1,6 @@
 """What OpenAPI says of the calls with tensors, and of bodies that FastAPI does not see."""
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from service import oip_codec, safetensors_codec
@@ -18,6 +19,7 @@ from service.errors import (
     QueueFull,
     TooLarge,
     TooSlow,
+    Unauthorized,
     UnknownModel,
     UnsupportedMediaType,
 )
@@ -395,6 +397,27 @@ def problems(*errors: type[HeadwiseError]) -> Json:
         }
         for status, kinds in sorted(by_status.items())
     }
+
+
+def with_keys(document: Json, open_paths: Collection[str]) -> Json:
+    """Return the document of a server that asks for a key, but at some paths."""
+    schemes = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    }
+    components = document.get("components", {}) | {"securitySchemes": schemes}
+    return document | {
+        "components": components,
+        "paths": {
+            path: verbs if path in open_paths else {v: _keyed(verbs[v]) for v in verbs}
+            for path, verbs in document["paths"].items()
+        },
+    }
+
+
+def _keyed(operation: Json) -> Json:
+    answers = operation["responses"] | problems(Unauthorized)
+    return operation | {"responses": answers, "security": [{"bearer": []}, {"header": []}]}
 
 
 def json_body(properties: Json) -> Json:

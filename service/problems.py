@@ -26,6 +26,7 @@ from service.errors import (
     Refused,
     TooLarge,
     TooSlow,
+    Unauthorized,
     UnknownModel,
     UnsupportedMediaType,
 )
@@ -33,6 +34,7 @@ from service.errors import (
 STATUSES: Final[dict[type[HeadwiseError], int]] = {
     Refused: 400,
     InvalidInput: 400,
+    Unauthorized: 401,
     Disabled: 403,
     UnknownModel: 404,
     NotFound: 404,
@@ -75,6 +77,8 @@ def answer_of(error: HeadwiseError) -> tuple[int, list[tuple[bytes, bytes]], byt
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", error.allowed.encode()))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, _CLOSING):
         headers.append((b"connection", b"close"))
     return status_of(error), headers, body

@@ -1,33 +1,44 @@
 """
-Uvicorn's HTTP protocol, with a limit on how long a request's head may take, and word of leaving.
+Uvicorn's HTTP protocol, with limits on a request's head, and word of leaving.
 
 Uvicorn times out idle connections only after their first answer, and never one
-that sends its headers byte by byte.  That a caller has left it tells only to
-who waits for it, which would take a task for each call.
+that sends its headers byte by byte; and it keeps a head of any size.  That a
+caller has left it tells only to who waits for it, which would take a task for
+each call.
 """
 
 import asyncio
 import re
 from collections.abc import Callable
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from service.errors import TooSlow
+from service.errors import HeadwiseError, TooLarge, TooSlow
 from service.exchange import CONNECTION
 from service.problems import status_of
+
+MAX_HEAD_BYTES: Final = 64 * 1024
+"""Of a head, or of what follows a body's last chunk, when it does not come in one read."""
 
 _UPGRADE = re.compile(rb"\r\nupgrade: *h2c(?=\r\n)", re.IGNORECASE)
 
 
 def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
-    """Return the protocol; a head that takes longer is answered 408 and the connection closed."""
+    """
+    Return the protocol; a head that takes longer is answered 408 and the connection closed.
+
+    One that grows beyond `MAX_HEAD_BYTES` is answered 413, whoever sends it.
+    """
 
     class TimedProtocol(HttpToolsProtocol):
         """Runs a timer from the first byte of a head, or from connecting, to its last."""
 
         _timer: asyncio.TimerHandle | None = None
+        _loose_bytes = 0
+        """How much has come since the last that was a body, or the end of a head or body."""
 
         @property
         def has_whole_body(self) -> bool:
@@ -53,14 +64,25 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
                 if self._timer is None:
                     self._start_timer()
                 data = _without_upgrade(data)
+            self._loose_bytes += len(data)
             super().data_received(data)
+            if self._loose_bytes > MAX_HEAD_BYTES:
+                self._refuse(TooLarge(f"head: at most {MAX_HEAD_BYTES} bytes, got more"))
 
         def on_headers_complete(self) -> None:
+            self._loose_bytes = 0
             self._stop_timer()
             self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
             super().on_headers_complete()
 
+        def on_body(self, body: bytes) -> None:
+            self._loose_bytes = 0
+            super().on_body(body)
+
         def on_message_complete(self) -> None:
+            self._loose_bytes = 0
+            # What came after an early answer was the rest of a body, and no head.
+            self._stop_timer()
             super().on_message_complete()
             if not self.pipeline:
                 # Reading may have been held up over a large body; then nobody would see him leave.
@@ -75,8 +97,13 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
                 self._timer = None
 
         def _on_timeout(self) -> None:
+            limit = f"within {seconds:g} s of connecting or of its first byte"
+            self._refuse(TooSlow(f"head: expected {limit}"))
+
+        def _refuse(self, error: HeadwiseError) -> None:
             if not self.transport.is_closing():
-                self.transport.write(_answer(seconds))
+                if self.cycle is None or self.cycle.response_complete:
+                    self.transport.write(_answer(error))
                 self.transport.close()
 
     return TimedProtocol
@@ -129,11 +156,11 @@ def _without_upgrade(data: bytes) -> bytes:
     return _UPGRADE.sub(b"", head, count=1) + data[end:] if b"h2c" in head.lower() else data
 
 
-def _answer(seconds: float) -> bytes:
-    error = TooSlow(f"head: expected within {seconds:g} s of connecting or of its first byte")
+def _answer(error: HeadwiseError) -> bytes:
+    status = HTTPStatus(status_of(error))
     body = orjson.dumps({"error": str(error), "code": error.code})
     head = (
-        f"HTTP/1.1 {status_of(error)} Request Timeout\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

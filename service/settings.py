@@ -133,6 +133,26 @@ class Settings(BaseModel):
         description="let clients pass tensors in system shared memory;"
         " their processes must share this one's /dev/shm",
     )
+    api_keys_file: Path | None = Field(
+        None,
+        description="file of keys, name:key a line; with it, every call but health and metrics"
+        " needs one (Authorization: Bearer KEY, or X-API-Key)",
+    )
+    metrics_need_key: bool = Field(False, description="ask for a key at /metrics, too")
+    tls_cert_file: Path | None = Field(
+        None,
+        description="certificate and its chain, PEM; with it, the port speaks HTTPS only",
+    )
+    tls_key_file: Path | None = Field(
+        None, description="the certificate's private key, PEM (default: in the certificate's file)"
+    )
+    tls_key_password_file: Path | None = Field(
+        None, description="file whose first line opens the private key, where it is encrypted"
+    )
+    tls_client_ca_file: Path | None = Field(
+        None,
+        description="authorities, PEM; with it, callers need a certificate that one of them signed",
+    )
     tracing: bool = Field(
         False, description="send OpenTelemetry spans by OTLP; needs the extra otel"
     )

@@ -42,7 +42,7 @@ class Server:
         self.client = httpx.Client(timeout=60)
 
     def __enter__(self) -> Self:
-        self.url = self.wait_for_log(r'"url":"(http://[^"]+)"')[1]
+        self.url = self.wait_for_log(r'"url":"(https?://[^"]+)"')[1]
         if self._wait == "ready":
             until(lambda: self.get("/v2/health/ready").status_code == 200)
         return self

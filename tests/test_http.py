@@ -624,3 +624,26 @@ def test_connection_is_kept_after_a_refusal_over_an_unread_body(
     assert answer.read()
     assert connection.sock is kept
     connection.close()
+
+
+def test_connection_stays_open_when_the_rest_of_a_refused_body_has_come(layers: Layers) -> None:
+    """It is no head that never ends: long after, the next call is served on it."""
+    with Server(layers.repository, head_timeout_s=0.2) as server:
+        connection = HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+        connection.putrequest("POST", "/v2/models/none/infer")
+        connection.putheader("Content-Length", "1000")
+        connection.endheaders()
+        refused = connection.getresponse()
+        refused.read()
+        kept = connection.sock
+        connection.send(bytes(1000))
+        time.sleep(0.6)  # three times as long as a head may take
+        connection.request("GET", "/v2/health/live")
+        answer = connection.getresponse()
+        answer.read()
+
+        still_open = connection.sock
+        connection.close()
+
+    assert (refused.status, answer.status) == (404, 200)
+    assert still_open is kept

@@ -8,9 +8,21 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 ROWS = [
-    {"errors", "contract"},
-    {"settings", "logs", "cpu", "artifact", "life", "calls", "heap", "tracing", "tally"},
-    {"engine", "joining", "metrics", "statistics"},
+    {"errors", "contract", "cgroup"},
+    {
+        "settings",
+        "logs",
+        "cpu",
+        "cuda",
+        "artifact",
+        "life",
+        "calls",
+        "heap",
+        "memory",
+        "tracing",
+        "tally",
+    },
+    {"engine", "joining", "metrics", "statistics", "keys", "tls"},
     {"batcher"},
     {"models", "json_reader", "shapes", "pieces", "workers", "datatypes", "shared_memory"},
     {"options"},
@@ -20,7 +32,7 @@ ROWS = [
     {"middleware", "openapi", "protocol", "control"},
     {"routes", "protocol_routes", "shared_memory_routes", "inference"},
     {"app"},
-    {"__main__"},
+    {"__main__", "probe"},
 ]
 """A file of `service` imports only from rows above its own."""
 

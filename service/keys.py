@@ -1,0 +1,181 @@
+"""
+The keys that callers show, read from a file that may change while the server runs.
+
+A key is kept as its SHA-256 only: what is in memory, or in a dump of it, opens
+nothing.  Keys are long and random, so a slow hash would protect nothing more.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import stat
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from service.errors import SettingsInvalid, Unauthorized
+from service.logs import event
+
+MAX_FILE_BYTES: Final = 64 * 1024
+MAX_KEYS: Final = 100
+"""Each is compared for every call, so that the time tells nothing: one takes 3 µs, 100 take 15."""
+
+MIN_LENGTH: Final = 32
+"""128 bits in hexadecimal."""
+MAX_LENGTH: Final = 256
+
+_NAME: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+_KEY: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
+"""What RFC 6750 lets stand after `Bearer`."""
+
+_EXPECTED: Final = "expected one in the header Authorization (as Bearer KEY) or X-API-Key"
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A valid key, and whose it is."""
+
+    name: str
+    digest: bytes
+
+
+class Keys:
+    """
+    The keys that are valid now; asked on the event loop, read again in any thread.
+
+    The file has one `name:key` a line; empty lines and lines that begin with # are
+    passed over.  A name may have several keys, so that one can be replaced by another
+    while both are valid.
+
+    Raises:
+        SettingsInvalid: the file cannot be read, holds no key, or a line is wrong; the
+            message names the line and never what is in it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reading = threading.Lock()
+        content = _content(path)
+        self._keys = _parsed(path, content)
+        self._seen = hashlib.sha256(content).digest()
+        self._problem: str | None = None
+
+    def name_of(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """
+        Return whose key a request's headers hold.
+
+        The same key may be there more than once, and an `Authorization` of another
+        scheme than Bearer beside it.
+
+        Raises:
+            Unauthorized: there is no key, no valid one, or more than one.
+        """
+        shown = set(_shown(headers))
+        if len(shown) != 1:
+            raise Unauthorized(f"key: {_EXPECTED}, got {'several' if shown else 'none'}")
+        [key] = shown
+        # What is longer is no key, and need not be hashed.
+        digest = hashlib.sha256(key[: MAX_LENGTH + 1]).digest()
+        found = None
+        for known in self._keys:
+            if hmac.compare_digest(known.digest, digest):
+                found = known.name
+        if found is None:
+            raise Unauthorized(f"key: {_EXPECTED}, got one that is not valid")
+        return found
+
+    def refresh(self, *, retry: bool) -> None:
+        """
+        Take up what the file holds now; one that is wrong is told in the log and changes nothing.
+
+        Without `retry`, what was taken up or told before is not told again.
+
+        The file is read, not asked for its time: what is written twice within one tick
+        of the clock has one time, and what a link comes to lead to may be older.
+        """
+        with self._reading:
+            try:
+                content = _content(self._path)
+                seen = hashlib.sha256(content).digest()
+                if seen == self._seen and self._problem is None and not retry:
+                    return
+                keys = _parsed(self._path, content)
+            except SettingsInvalid as error:
+                if str(error) != self._problem or retry:
+                    self._problem = str(error)
+                    event("keys not reloaded", level=logging.ERROR, problem=self._problem)
+                return
+            self._keys, self._seen, self._problem = keys, seen, None
+            event("keys reloaded", keys=len(keys))
+
+
+def _shown(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """Give every key that the headers hold, whatever it is worth."""
+    for name, value in headers:
+        if name == b"x-api-key":
+            yield value.strip()
+        elif name == b"authorization":
+            scheme, _, key = value.strip().partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield key.strip()
+
+
+def _content(path: Path) -> bytes:
+    """Return what the file holds."""
+    try:
+        with open(path, "rb", opener=_open) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SettingsInvalid(f"api_keys_file: {path}: expected a plain file")
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise SettingsInvalid(f"api_keys_file: {path}: {error.strerror}") from error
+    if len(content) > MAX_FILE_BYTES:
+        raise SettingsInvalid(
+            f"api_keys_file: {path}: expected at most {MAX_FILE_BYTES} bytes, got more"
+        )
+    return content
+
+
+def _open(path: str, flags: int) -> int:
+    # A pipe would hold up whoever opens it, until somebody writes.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _parsed(path: Path, content: bytes) -> tuple[_Key, ...]:
+    """Return the keys in the file's content."""
+    keys: dict[bytes, _Key] = {}
+    for number, raw in enumerate(content.splitlines(), start=1):
+        line = raw.strip()
+        if not line or line.startswith(b"#"):
+            continue
+        name, colon, key = line.partition(b":")
+        problem = _problem_of(name, key) if colon else "expected name:key"
+        digest = hashlib.sha256(key).digest()
+        if problem is None and digest in keys:
+            problem = "expected a key of its own, got that of an earlier line"
+        if problem is not None:
+            raise SettingsInvalid(f"api_keys_file: {path} line {number}: {problem}")
+        keys[digest] = _Key(name.decode(), digest)
+    if not 1 <= len(keys) <= MAX_KEYS:
+        raise SettingsInvalid(
+            f"api_keys_file: {path}: expected 1 to {MAX_KEYS} keys, got {len(keys)}"
+        )
+    return tuple(keys.values())
+
+
+def _problem_of(name: bytes, key: bytes) -> str | None:
+    """Say what is wrong with a line, or None; what stands in it is a secret."""
+    if not _NAME.fullmatch(name):
+        return "before the colon, expected 1 to 64 letters, digits, dots, underscores or hyphens"
+    if not MIN_LENGTH <= len(key) <= MAX_LENGTH:
+        return (
+            f"after the colon, expected a key of {MIN_LENGTH} to {MAX_LENGTH} characters,"
+            f" got {len(key)}"
+        )
+    if not _KEY.fullmatch(key):
+        return "after the colon, expected letters, digits and . _ ~ + / - with = at the end only"
+    return None
