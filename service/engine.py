@@ -12,6 +12,7 @@ E embed_dim, M memory width, H heads.
 import contextlib
 import io
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -55,6 +56,12 @@ takes a fifth of [1, 8] (bench/NOTES.md, "lanes").
 _NO_PAIR_MASK: Final = np.ones((1, 1, 1, 1), np.bool_)
 _TRUE: Final = np.array(True)
 _FALSE: Final = np.array(False)
+
+
+@lru_cache
+def _all_heads(shape: tuple[int, int]) -> Floats:
+    """Return a head mask [B, H] that hides nothing."""
+    return np.ones(shape, np.float32)
 
 
 class Stop:
@@ -155,7 +162,7 @@ class OnnxEngine:
         feed: dict[str, npt.NDArray[Any]] = {
             EMBEDDINGS: inputs.embeddings,
             PAIR_MASK: mask,
-            HEAD_MASK: np.ones(heads, np.float32)
+            HEAD_MASK: _all_heads(heads)
             if inputs.head_mask is None
             else np.array(np.broadcast_to(inputs.head_mask, heads)),
             PLAIN: _TRUE if plain else _FALSE,

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -56,6 +57,9 @@ _STATELESS: Final[dict[str, tuple[tuple[type, object], ...]]] = {
     "sequence_end": ((bool, False),),
 }
 """The parameters of calls that belong together, and with which values they say: it does not."""
+_REMEMBERED_BYTES: Final = 2048
+"""Longer JSON headers are read anew each time; callers repeat the short ones, call for call."""
+_REMEMBERED: Final = 256
 _DIGITS: Final = 10
 """Fewer digits than that number a head."""
 
@@ -74,12 +78,24 @@ class Borrowed:
 
 
 @dataclass(frozen=True)
+class Trailing:
+    """An input that lies in the body, behind its JSON."""
+
+    offset: int
+    """From the end of the JSON."""
+    byte_size: int
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class InferRequest:
     """What a client asked for."""
 
     id: str
     arrays: Arrays
-    """The inputs by name, but for those that lie in shared memory."""
+    """The inputs by name, but for those that lie elsewhere."""
+    trailing: Mapping[str, Trailing]
     borrowed: Mapping[str, Borrowed]
     options: Options
     outputs: Mapping[str, bool]
@@ -89,7 +105,7 @@ class InferRequest:
 
     @property
     def tensors(self) -> Tensors:
-        """The inputs, once none lies in shared memory."""
+        """The inputs, once none lies elsewhere."""
         return Tensors(**self.arrays)
 
     @property
@@ -128,12 +144,11 @@ def decode(
     Raises:
         InvalidInput: the body is not a request of the documented form.
     """
-    binary = memoryview(body)[json_bytes:]
-
-    def decode_header(reader: Reader) -> InferRequest:
-        return _decode(reader, binary, with_weights=with_weights, timeout_s=timeout_s)
-
-    return read(body[:json_bytes] if binary else body, decode_header)
+    if json_bytes == len(body):
+        return _with_trailing(_read(body, with_weights, timeout_s), memoryview(b""))
+    read_header = _read_again if json_bytes <= _REMEMBERED_BYTES else _read
+    request = read_header(body[:json_bytes], with_weights, timeout_s)
+    return _with_trailing(request, memoryview(body)[json_bytes:])
 
 
 def borrow(request: InferRequest, places: Places, limit_bytes: int) -> InferRequest:
@@ -272,9 +287,44 @@ def _header_size(text: str, body_size: int) -> int:
     return size
 
 
-def _decode(
-    reader: Reader, binary: memoryview, *, with_weights: bool, timeout_s: float | None
-) -> InferRequest:
+def _read(header: bytes, with_weights: bool, timeout_s: float | None) -> InferRequest:
+    """Return what the JSON says; tensors that lie elsewhere are not there yet."""
+
+    def decode_header(reader: Reader) -> InferRequest:
+        return _decode(reader, with_weights=with_weights, timeout_s=timeout_s)
+
+    return read(header, decode_header)
+
+
+_read_again = lru_cache(_REMEMBERED)(_read)
+"""The same for a header that may have been read before; mistakes are not remembered."""
+
+
+def _with_trailing(request: InferRequest, binary: memoryview) -> InferRequest:
+    """
+    Return the request with those tensors that lie behind its JSON.
+
+    Raises:
+        InvalidInput: they are not exactly what lies there, or a value is wrong.
+    """
+    arrays = dict(request.arrays)
+    end = 0
+    for name, place in request.trailing.items():
+        end = place.offset + place.byte_size
+        if end > len(binary):
+            raise InvalidInput(
+                f"{name}: expected {place.byte_size} bytes of binary data,"
+                f" got {max(0, len(binary) - place.offset)}"
+            )
+        arrays[name] = from_bytes(binary, place.offset, place.datatype, place.shape, name)
+    if end != len(binary):
+        raise InvalidInput(
+            f"body: expected {end} bytes of binary tensors after the JSON header, got {len(binary)}"
+        )
+    return replace(request, arrays=arrays, trailing={})
+
+
+def _decode(reader: Reader, *, with_weights: bool, timeout_s: float | None) -> InferRequest:
     root = reader.root()
     # kserve's client repeats the model's name in the body; the path is what counts.
     check_known(root, ("id", "parameters", "inputs", "outputs", "model_name"), "body")
@@ -286,12 +336,12 @@ def _decode(
     parameters = _parameters(reader, root, "parameters")
     if "inputs" not in root:
         raise InvalidInput("inputs: expected an array of tensors, got none")
-    arrays, borrowed = _inputs(reader, reader.objects(root["inputs"], "inputs"), binary)
+    arrays, trailing, borrowed = _inputs(reader, reader.objects(root["inputs"], "inputs"))
     outputs, kept = _outputs(reader, root, parameters, with_weights=with_weights)
     options = _options(parameters, timeout_s, outputs, with_weights=with_weights)
-    if EMBEDDINGS not in arrays and EMBEDDINGS not in borrowed:
+    if EMBEDDINGS not in {*arrays, *trailing, *borrowed}:
         raise InvalidInput(f"inputs: expected one named {EMBEDDINGS}, got none")
-    return InferRequest(request_id, arrays, borrowed, options, outputs, kept)
+    return InferRequest(request_id, arrays, trailing, borrowed, options, outputs, kept)
 
 
 def _options(
@@ -391,10 +441,11 @@ def _outputs(
 
 
 def _inputs(
-    reader: Reader, entries: list[dict[str, Node]], binary: memoryview
-) -> tuple[Arrays, dict[str, Borrowed]]:
-    """Return the tensors that the body holds, and where in shared memory the others lie."""
+    reader: Reader, entries: list[dict[str, Node]]
+) -> tuple[Arrays, dict[str, Trailing], dict[str, Borrowed]]:
+    """Return the tensors that the JSON holds, and where the others lie: behind it, or shared."""
     arrays: Arrays = {}
+    trailing: dict[str, Trailing] = {}
     borrowed: dict[str, Borrowed] = {}
     offset = 0
     for i, entry in enumerate(entries):
@@ -402,7 +453,7 @@ def _inputs(
         check_known(entry, ("name", "shape", "datatype", "parameters", "data"), where)
         name = _name(reader, entry, where)
         check_known([name], _INPUTS, where)
-        if name in arrays or name in borrowed:
+        if name in {*arrays, *trailing, *borrowed}:
             raise InvalidInput(f"{where}: {name} is given twice")
         shape = _shape(reader, entry, where)
         datatype = _datatype(reader, entry, name, where)
@@ -413,20 +464,16 @@ def _inputs(
                 f"{name}: expected one of data, parameters.binary_data_size and parameters.{REGION}"
             )
         if size is not None:
-            arrays[name] = _from_binary(binary, offset, size, name, datatype, shape)
-            offset += size
+            byte_size = _check_size(size, "binary_data_size", name, datatype, shape)
+            trailing[name] = Trailing(offset, byte_size, datatype, shape)
+            offset += byte_size
         elif REGION in parameters:
             slot = _slot(parameters, f"{where}.parameters")
             _check_size(slot.byte_size, "shared_memory_byte_size", name, datatype, shape)
             borrowed[name] = Borrowed(slot, datatype, shape)
         else:
             arrays[name] = _from_json(reader, entry["data"], name, datatype, shape)
-    if offset != len(binary):
-        raise InvalidInput(
-            f"body: expected {offset} bytes of binary tensors after the JSON header,"
-            f" got {len(binary)}"
-        )
-    return arrays, borrowed
+    return arrays, trailing, borrowed
 
 
 def _name(reader: Reader, entry: Mapping[str, Node], where: str) -> str:
@@ -495,17 +542,6 @@ def _found_shape(nested: Nested) -> str:
     if nested.shape is None:
         return "rows of unequal length"
     return f"{nested.values.size} flat values" if nested.rank == 1 else str(list(nested.shape))
-
-
-def _from_binary(
-    binary: memoryview, offset: int, size: object, name: str, datatype: str, shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
-    expected = _check_size(size, "binary_data_size", name, datatype, shape)
-    if offset + expected > len(binary):
-        raise InvalidInput(
-            f"{name}: expected {expected} bytes of binary data, got {max(0, len(binary) - offset)}"
-        )
-    return from_bytes(binary, offset, datatype, shape, name)
 
 
 def _check_size(

@@ -727,12 +727,31 @@ def test_infer_only_mixed_answers_are_long_before_their_first_byte() -> None:
     answer = Answer(np.zeros((1, 300, 8), np.float32), weights, None, None, Stages(0, 0, 0))
 
     def first(**outputs: bool) -> Size:
-        request = InferRequest("", {}, {}, Options(), outputs, {})
+        request = InferRequest("", {}, {}, {}, Options(), outputs, {})
         return sizes(request, answer)[0]
 
     assert first(output=True, attention_weights=False) == Size(json_bytes=weights.nbytes)
     assert first(output=True, attention_weights=True) == Size()
     assert first(output=False, attention_weights=False) == Size()
+
+
+def test_infer_header_that_came_before_is_read_for_each_call_by_itself() -> None:
+    """The same JSON stands before other numbers, and is no excuse for too few of them."""
+    entry = {
+        "name": "embeddings",
+        "shape": [1, 1, 8],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": 32},
+    }
+    header = orjson.dumps({"inputs": [entry], "id": "twice"})
+    first, second = (np.full((1, 1, 8), value, np.float32) for value in (1, 2))
+
+    for numbers in (first, second, first):
+        request = decode(header + numbers.tobytes(), len(header), False)
+        np.testing.assert_array_equal(request.tensors.embeddings, numbers)
+    for size in (28, 36):
+        with pytest.raises(InvalidInput, match=f"got {size}"):
+            decode(header + bytes(size), len(header), False)
 
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
