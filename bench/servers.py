@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.cpu import cpu_budget
+
 ROOT = Path(__file__).parent.parent
 HOST = "127.0.0.1"
 _LIMIT_S = 60
@@ -45,8 +47,13 @@ def headwise(
 def plain(repository: Path) -> Iterator[Peer]:
     """Give the plain reference with the graph of the layer `mha`."""
     port = free_port()
-    graph = repository / "mha" / "1" / "layer.onnx"
-    with _started("plain", port, ["-m", "bench.plain", str(graph), str(port)]) as peer:
+    told = {
+        "PEER_GRAPH": str(repository / "mha" / "1" / "layer.onnx"),
+        "PEER_THREADS": str(cpu_budget().threads),
+        "PEER_SPINNING": "0",
+    }
+    argv = ["-m", "bench.peers.serving.plain_app", str(port)]
+    with _started("plain", port, argv, **told) as peer:
         yield peer
 
 

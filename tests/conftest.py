@@ -17,9 +17,12 @@ ALLOWED_SKIPS = frozenset({"this machine's runtime offers CUDA"})
 
 # Without torch only the serving side can be tested, with what its environment holds.
 _FOR_THE_MAIN_ENVIRONMENT = [
+    "test_bench_inprocess.py",
+    "test_bench_report.py",
     "test_client_control.py",
     "test_clients.py",
     "test_export_*.py",
+    "test_load_*.py",
     "test_minilm.py",
     "test_perf_analyzer.py",
 ]

@@ -1,0 +1,1 @@
+"""The servers that Headwise is compared with: installed, started and asked by one interface."""

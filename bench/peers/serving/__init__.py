@@ -1,0 +1,1 @@
+"""What runs inside the peers: the same graph, told each server in its own way."""
