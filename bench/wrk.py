@@ -1,5 +1,5 @@
 """
-wrk, a load generator in C that leaves the machine to the server: fetched once, run with our requests.
+wrk, a load generator in C: fetched once, and run with our requests.
 
     python -m bench.wrk
 

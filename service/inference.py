@@ -272,9 +272,9 @@ class Inference:
             content = b"".join(reply.pieces)
             now = time.monotonic()
             stages |= {"encode": now - encode_started, "total": now - started}
-            self._count(exchange, model, answer, stages, counted)
             headers = [*reply.headers, (b"content-length", b"%d" % len(content)), _timing(stages)]
             await exchange.answer(headers, content)
+            self._count(exchange, model, answer, stages, counted)
             return
         # What comes after the first byte is not known when the headers go out.
         told = stages | {"total": time.monotonic() - started}

@@ -8,6 +8,8 @@ each call.
 """
 
 import asyncio
+import contextlib
+import os
 import re
 from collections.abc import Callable
 from http import HTTPStatus
@@ -111,16 +113,19 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
 
 class _Gathering:
     """
-    A transport that sends two writes of one turn of the loop together.
+    A transport that sends two writes of one turn of the loop together, and at once.
 
     Uvicorn writes an answer's head and body apart: two system calls here, two
-    packets on the way, and two wake-ups there.
+    packets on the way, and two wake-ups there.  And the loop's own transport sends
+    when the turn is over: an answer would wait until it is counted and logged.
     """
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._held = b""
+        is_plain = transport.get_extra_info("sslcontext") is None
+        self._socket = transport.get_extra_info("socket").fileno() if is_plain else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -129,7 +134,7 @@ class _Gathering:
         """Send the bytes, at the latest when the loop turns."""
         if self._held:
             held, self._held = self._held, b""
-            self._transport.writelines((held, data))
+            self._send(held, data)
         elif data:
             self._held = data
             self._loop.call_soon(self._flush)
@@ -143,6 +148,19 @@ class _Gathering:
         if self._held:
             held, self._held = self._held, b""
             self._transport.write(held)
+
+    def _send(self, head: bytes, body: bytes) -> None:
+        """Give the system what it takes now, and the transport what is left."""
+        sent = 0
+        is_free = not self._transport.is_closing() and not self._transport.get_write_buffer_size()
+        if self._socket is not None and is_free:
+            # Whatever keeps it from being sent, the transport will meet and tell.
+            with contextlib.suppress(OSError):
+                sent = os.writev(self._socket, (head, body))
+        if sent < len(head):
+            self._transport.writelines((head[sent:], body))
+        elif sent < len(head) + len(body):
+            self._transport.write(memoryview(body)[sent - len(head) :])
 
 
 def _without_upgrade(data: bytes) -> bytes:

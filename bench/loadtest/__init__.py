@@ -1,0 +1,6 @@
+"""
+The load tester: true latency of attention under load, over shape, weights, wire format and rate.
+
+It knows Headwise from outside only, as any client does, and any other server of the Open
+Inference Protocol v2 as well.
+"""

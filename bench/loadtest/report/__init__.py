@@ -1,0 +1,1 @@
+"""Reports of load measurements: for a terminal, for a spreadsheet, for a browser."""
