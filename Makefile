@@ -20,10 +20,10 @@ REPOSITORY := $(or $(HEADWISE_REPOSITORY),artifacts)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # two installs at once would spoil the one environment
-.PHONY: help run test test-slow test-pythons test-container check format image bench clean
+.PHONY: help run test test-slow test-timed test-pythons test-container check format image bench clean
 
 help: ## List these verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 run: $(VENV)/run.stamp ## Export two sample layers if missing, then serve them on port 8000
 	@$(call publish,$(REPOSITORY))
@@ -34,6 +34,9 @@ test: $(VENV)/dev.stamp $(CLIENTS) ## Run the tests
 
 test-slow: $(VENV)/dev.stamp $(CLIENTS) ## Run the tests that take minutes
 	@$(PY) -m pytest -m slow $(ARGS)
+
+test-timed: $(VENV)/dev.stamp $(CLIENTS) ## Run the load tester's tests that need a quiet machine
+	@$(PY) -m pytest -m timed -rP $(ARGS)
 
 test-pythons: ## Run the serving tests under Python 3.12 and 3.13, where present
 	@MAKE='$(MAKE)' LAYERS='$(VENV)/layers' .ci/test-pythons 3.12 3.13

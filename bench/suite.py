@@ -31,7 +31,7 @@ PARTS: dict[str, Part] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all parts, then write tables and plots."""
     parser = argparse.ArgumentParser(prog="python -m bench.suite", description=__doc__)
-    parser.add_argument("--full", action="store_true", help="half an hour or more; else some 3 minutes")
+    parser.add_argument("--full", action="store_true", help="half an hour; else some 3 minutes")
     parser.add_argument("--out", type=Path, default=Path(".bench"), metavar="DIRECTORY")
     asked = parser.parse_args(argv)
     names = list(PARTS) if asked.full else ["compare", "inprocess"]

@@ -1,8 +1,8 @@
 """
 The load tester against what is known: arithmetic, a server that does nothing, and other tools.
 
-All of these measure time, on a machine that may be busy: medians of several runs are held
-against the truth, with the tolerances that the tool promises, and every figure is printed.
+All but the freeze hold measured times against the truth, with the tolerances that the tool
+promises: `make test-timed` runs them where nothing else runs, and every figure is printed.
 A neighbour that is busy for a while only spoils a round; a tool that is wrong is wrong in all.
 """
 
@@ -34,8 +34,6 @@ from tests.load_stub import Stub
 from tests.perf_analyzer import TOOL
 from tests.server import Server
 from tests.test_load_cli import load, written
-
-pytestmark = pytest.mark.slow
 
 ROUNDS = 3
 RUNS = 5
@@ -83,6 +81,7 @@ def show(what: str, *told: object) -> None:
     print(what, *told)  # noqa: T201
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     "delays_ms",
     [
@@ -115,6 +114,7 @@ def test_known_latencies_are_found(delays_ms: list[float], is_open: bool) -> Non
         hold(one_round)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("rate", [20, 40])
 def test_known_ceiling_is_seen_below_and_above(rate: int) -> None:
     """Below, each call takes its turn's time; above, each waits longer than the last."""
@@ -161,6 +161,7 @@ class Freeze:
         return self.ended - self.began
 
 
+@pytest.mark.slow
 def test_stalled_server_shows_in_an_open_load_and_hides_in_a_closed_one(layers: Layers) -> None:
     """
     Stopped for 3 s of 15: a fifth of the calls were due then, and waited evenly up to 3 s.
@@ -191,6 +192,7 @@ def test_stalled_server_shows_in_an_open_load_and_hides_in_a_closed_one(layers: 
     assert any(warning.startswith("unstable") for warning in warnings_of(truth, None))
 
 
+@pytest.mark.timed
 def test_generator_makes_3000_calls_a_second_on_one_core() -> None:
     """Binary, one row of eight tokens of BERT's width: 24 kB each way."""
     inputs = (Input("embeddings", "FP32", None, None, 768),)
@@ -206,6 +208,7 @@ def test_generator_makes_3000_calls_a_second_on_one_core() -> None:
     assert statistics.median(rates) >= 3000
 
 
+@pytest.mark.timed
 def test_open_load_of_3000_calls_a_second_is_sent_in_time() -> None:
     """Rate, not only ability: the calls are made when they are due."""
     inputs = (Input("embeddings", "FP32", None, None, 768),)
@@ -225,6 +228,7 @@ def test_open_load_of_3000_calls_a_second_is_sent_in_time() -> None:
     assert statistics.median(lag for _, lag, _ in found) < 1.0
 
 
+@pytest.mark.timed
 def test_capacity_of_a_known_ceiling_is_found(tmp_path: Path) -> None:
     """Within 5 % of it."""
     ceiling, file = 400, tmp_path / "raw.json"
@@ -284,6 +288,7 @@ def closed_run(server: Server) -> tuple[Endpoint, list[bytes], Callable[[], tupl
     return endpoint, requests, run
 
 
+@pytest.mark.timed
 def test_wrk_sees_the_same(quiet: Server) -> None:
     """A closed load on one server, in turns."""
     try:
@@ -300,6 +305,7 @@ def test_wrk_sees_the_same(quiet: Server) -> None:
     interleaved(ours, theirs, "wrk")
 
 
+@pytest.mark.timed
 def test_perf_analyzer_sees_the_same(quiet: Server, tmp_path: Path) -> None:
     """A closed load on one server, in turns, with the same numbers: its own take longer."""
     if not TOOL.exists():
