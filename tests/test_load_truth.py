@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from bench import wrk
+from bench.debian import NotHere
 from bench.loadtest import null
 from bench.loadtest.drive import Live, Plan, closed_load, open_load
 from bench.loadtest.endpoint import Endpoint
@@ -293,7 +294,7 @@ def test_wrk_sees_the_same(quiet: Server) -> None:
     """A closed load on one server, in turns."""
     try:
         wrk.fetch()
-    except wrk.NotHere as reason:
+    except NotHere as reason:
         pytest.skip(f"wrk cannot be had: {reason}")
     endpoint, requests, ours = closed_run(quiet)
 

@@ -19,9 +19,9 @@ from bench.loadtest.report.sections import (
     findings_list,
     navigation,
     repeat,
-    scrolling,
     shell,
     sides,
+    table,
     verdict_box,
 )
 from bench.loadtest.report.verdict import subject
@@ -161,16 +161,7 @@ def _table(pairs: Sequence[Pair]) -> Markup:
                 class_="saturated" if pair.is_saturated else None,
             )
         )
-    return scrolling(
-        tag(
-            "table",
-            tag("caption", caption),
-            tag("thead", head),
-            tag("tbody", *rows),
-            class_="figures",
-        ),
-        "Ratios of all matching points",
-    )
+    return table(caption, head, rows, label="Ratios of all matching points")
 
 
 def _unmatched(side: str, points: Sequence[Point]) -> Markup:

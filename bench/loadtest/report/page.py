@@ -17,9 +17,9 @@ from bench.loadtest.report.sections import (
     generator_facts,
     navigation,
     repeat,
-    scrolling,
     shell,
     sides,
+    table,
     verdict_box,
 )
 from bench.loadtest.report.verdict import best, doubts, findings, subject, verdict
@@ -443,12 +443,8 @@ def heat_map(found: Map) -> Markup:
     ]
     is_marked = any(doubts(p) or p.is_saturated for p in found.points.values())
     caption = found.title + ("; * saturated or in doubt" if is_marked else "")
-    return scrolling(
-        tag(
-            "table", tag("caption", caption), tag("thead", head), tag("tbody", *body), class_="heat"
-        ),
-        f"p99 in milliseconds: {found.title}",
-    )
+    label = f"p99 in milliseconds: {found.title}"
+    return table(caption, head, body, label=label, kind="heat")
 
 
 def _outcomes(points: Sequence[Point]) -> Markup | None:
@@ -470,16 +466,7 @@ def _outcomes(points: Sequence[Point]) -> Markup | None:
         return None
     title = "Refusals and failures, apart from the latencies"
     head = tag("tr", *(tag("th", name, scope="col") for name in ("point", "what", "calls")))
-    return scrolling(
-        tag(
-            "table",
-            tag("caption", title),
-            tag("thead", head),
-            tag("tbody", *rows),
-            class_="figures",
-        ),
-        title,
-    )
+    return table(title, head, rows)
 
 
 def _trust(points: Sequence[Point]) -> str:

@@ -112,16 +112,7 @@ def figures_table(
         )
         for point, label in zip(points, labels(points, among), strict=True)
     ]
-    return scrolling(
-        tag(
-            "table",
-            tag("caption", caption),
-            tag("thead", head),
-            tag("tbody", *rows),
-            class_="figures",
-        ),
-        caption,
-    )
+    return table(caption, head, rows)
 
 
 def cell(value: Value, name: str) -> str:
@@ -131,9 +122,20 @@ def cell(value: Value, name: str) -> str:
     return number(value) if not isinstance(value, str) else value
 
 
-def scrolling(table: Markup, label: str) -> Markup:
-    """Return a table that scrolls by itself where the page is too narrow, by keyboard, too."""
-    return tag("div", table, class_="scroll", role="region", aria_label=label, tabindex="0")
+def table(
+    caption: str, head: Markup, rows: Sequence[Markup], *, label: str = "", kind: str = "figures"
+) -> Markup:
+    """
+    Return a table that scrolls by itself where the page is too narrow, by keyboard, too.
+
+    Who cannot see it is told the label, else the caption.
+    """
+    made = tag(
+        "table", tag("caption", caption), tag("thead", head), tag("tbody", *rows), class_=kind
+    )
+    return tag(
+        "div", made, class_="scroll", role="region", aria_label=label or caption, tabindex="0"
+    )
 
 
 def sides(measurement: Measurement) -> Markup:
