@@ -18,18 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Final
 
-import httpx
 import numpy as np
-import numpy.typing as npt
-import orjson
 
 from bench import wrk
 from bench.inprocess import CONFIG, engine
-from bench.load import request_bytes
 from bench.many_callers import GRAPH, REPOSITORY, publish
 from bench.peers import messages
 from bench.peers.catalogue import PEERS
@@ -39,6 +34,7 @@ from bench.peers.peer import Peer, embeddings
 from bench.report import markdown
 from bench.results import Sample, Work, results_of
 from bench.servers import HOST, echo, headwise
+from bench.shared import shared_request
 from bench.turns import Candidate, embeddings_of
 from service.cpu import cpu_budget
 
@@ -170,7 +166,8 @@ def _floors(plan: Plan, rounds: Iterator[int]) -> Iterator[Sample]:
                 continue
             x = embeddings_of(work.shape, CONFIG.embed_dim)
             if work.wire == "shared":
-                requests = [lent.enter_context(_shared(ours.port, x))]
+                request = shared_request(ours.port, x, {"output": x.nbytes}, model="mha")
+                requests = [lent.enter_context(request)]
                 loads = {US: _load(ours.port, requests, work, plan)}
             else:
                 requests = _own_requests(work)
@@ -185,32 +182,6 @@ def _floors(plan: Plan, rounds: Iterator[int]) -> Iterator[Sample]:
                 )
                 yield Sample(BENCH, work, ENGINE, i, "rate", "1/s", 1 / timing.median_s)
                 yield Sample(BENCH, work, ENGINE, i, "p50", "ms", timing.median_s * 1e3)
-
-
-@contextlib.contextmanager
-def _shared(port: int, x: npt.NDArray[np.float32]) -> Iterator[bytes]:
-    """Give a request whose tensors lie in shared memory; its clients all write to one place."""
-    memory = SharedMemory(create=True, size=2 * x.nbytes)
-    try:
-        np.ndarray(x.shape, np.float32, memory.buf)[:] = x
-        region = {"key": f"/{memory.name}", "offset": 0, "byte_size": memory.size}
-        url = f"http://{HOST}:{port}/v2/systemsharedmemory/region/{memory.name}/register"
-        httpx.post(url, json=region).raise_for_status()
-        slots = [
-            {
-                "shared_memory_region": memory.name,
-                "shared_memory_offset": offset,
-                "shared_memory_byte_size": x.nbytes,
-            }
-            for offset in (0, x.nbytes)
-        ]
-        given = {"name": "embeddings", "shape": x.shape, "datatype": "FP32", "parameters": slots[0]}
-        wanted = {"name": "output", "parameters": slots[1]}
-        body = orjson.dumps({"inputs": [given], "outputs": [wanted]})
-        yield request_bytes("/v2/models/mha/infer", body)
-    finally:
-        memory.close()
-        memory.unlink()
 
 
 def _in_turn(loads: dict[str, Load], work: Work, rounds: Iterable[int]) -> Iterator[Sample]:

@@ -12,9 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from multiprocessing.shared_memory import SharedMemory
 
-import httpx
 import numpy as np
 import orjson
 
@@ -30,6 +28,7 @@ from bench.many_callers import (
     publish,
 )
 from bench.servers import Peer, echo, headwise, plain
+from bench.shared import shared_request
 from service import json_codec
 from service.calls import Answer, Inputs, Stages
 from service.contract import LayerConfig
@@ -129,52 +128,22 @@ def shared() -> None:
     """One client, [8, 128] with weights: tensors in shared memory against binary over loopback."""
     rows, length = 8, 128
     block = np.random.default_rng(0).standard_normal((rows, length, WIDTH)).astype(np.float32)
-    sizes = {
-        "embeddings": block.nbytes,
-        "output": block.nbytes,
-        "attention_weights": rows * 12 * length * length * 4,
-    }
-    memory = SharedMemory(create=True, size=sum(sizes.values()))
-    try:
-        np.ndarray(block.shape, np.float32, memory.buf)[:] = block
-        with headwise(REPOSITORY, shared_memory=True) as ours:
-            region = {"key": f"/{memory.name}", "offset": 0, "byte_size": memory.size}
-            url = f"http://127.0.0.1:{ours.port}/v2/systemsharedmemory/region/all/register"
-            httpx.post(url, json=region).raise_for_status()
-            requests = {
-                "shared": _shared_request(block.shape, sizes),
-                "binary": infer_request(rows, length, model="mha-weights"),
-            }
-            seen: dict[str, list[float]] = {name: [] for name in requests}
-            for _ in range(ROUNDS * 2):
-                for name, request in requests.items():
-                    seen[name].append(_p50(ours, request))
-    finally:
-        memory.close()
-        memory.unlink()
+    outputs = {"output": block.nbytes, "attention_weights": rows * 12 * length * length * 4}
+    with (
+        headwise(REPOSITORY, shared_memory=True) as ours,
+        shared_request(ours.port, block, outputs, model="mha-weights") as lent,
+    ):
+        requests = {"shared": lent, "binary": infer_request(rows, length, model="mha-weights")}
+        seen: dict[str, list[float]] = {name: [] for name in requests}
+        for _ in range(ROUNDS * 2):
+            for name, request in requests.items():
+                seen[name].append(_p50(ours, request))
     p50 = {name: statistics.median(values) for name, values in seen.items()}
     ratio = statistics.median(a / b for a, b in zip(seen["shared"], seen["binary"], strict=True))
     print(
         f"[8, 128] with weights: shared memory {p50['shared']:.1f} ms, binary"
         f" {p50['binary']:.1f} ms: ratio {ratio:.2f}"
     )
-
-
-def _shared_request(shape: tuple[int, ...], sizes: dict[str, int]) -> bytes:
-    """Return a request whose tensors lie one after the other in one region."""
-    places, offset = {}, 0
-    for name, size in sizes.items():
-        places[name] = {
-            "shared_memory_region": "all",
-            "shared_memory_offset": offset,
-            "shared_memory_byte_size": size,
-        }
-        offset += size
-    given, *wanted = places
-    entry = {"name": given, "shape": shape, "datatype": "FP32", "parameters": places[given]}
-    outputs = [{"name": name, "parameters": places[name]} for name in wanted]
-    body = orjson.dumps({"inputs": [entry], "outputs": outputs})
-    return request_bytes("/v2/models/mha-weights/infer", body)
 
 
 def against_plain() -> None:
