@@ -21,7 +21,6 @@ class Direct(batcher.Batcher):
         call: Call,
         *,
         on_run: Callable[[Run], None] | None = None,
-        is_only_one: bool = False,
     ) -> Answer:
         """Return the engine's own answer."""
         started = time.monotonic()

@@ -203,11 +203,8 @@ def _engine_rate(lengths: list[int]) -> float:
     for length in sorted(lengths):
         call = Call(Inputs(np.ones((1, length, WIDTH), np.float32)))
         [piece] = pieces_of(call, limits)
-        wider = groups[-1].joined(piece, limits) if groups else None
-        if wider is None:
+        if not groups or not groups[-1].takes(piece, limits):
             groups.append(Group.of(piece))
-        else:
-            groups[-1] = wider
     batches = [joined_inputs(group) for group in groups]
     started, runs = time.perf_counter(), 0
     while time.perf_counter() - started < SECONDS:

@@ -19,7 +19,8 @@ from bisect import insort
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from operator import attrgetter
+from typing import Final, Literal, Protocol
 
 import numpy as np
 
@@ -72,18 +73,24 @@ class Observer(Protocol):
         ...
 
 
-@dataclass(eq=False)
-class _Pending:
-    """A call that was let in and is not answered yet."""
+Deliver = Callable[[Answer | Exception], None]
+"""Takes what became of a call, on the event loop; it must not raise."""
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A call that was let in and is not answered yet; the batcher's own but for `leave`."""
 
     call: Call
-    future: "asyncio.Future[Answer]"
+    deliver: Deliver
     tokens: int
     queued_at: float
     deadline: float
     """When it must be in the engine, as `queued_at` on the monotonic clock."""
     pieces_left: int
-    on_run: Callable[[Run], None] | None = None
+    on_run: Callable[[Run], None] | None
+    is_over: bool = False
+    """Nobody waits for the answer any more."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the answer's memory is made: two lanes may have pieces of one call."""
     output: Floats | None = None
@@ -92,11 +99,6 @@ class _Pending:
     assembly_s: float = 0.0
     compute_s: float = 0.0
     splitting_s: float = 0.0
-
-    @property
-    def is_left(self) -> bool:
-        """True when nobody waits for the answer any more."""
-        return self.future.done()
 
     def answer(self) -> Answer:
         """Return the answer, once every piece is in it."""
@@ -116,15 +118,19 @@ class _Pending:
         )
 
 
-@dataclass(order=True)
+@dataclass(eq=False, slots=True)
 class _Ticket:
-    """A waiting piece, ordered by priority, its place in its call, and arrival."""
+    """A waiting piece."""
 
     rank: tuple[int, int, int]
-    piece: Piece = field(compare=False)
-    pending: _Pending = field(compare=False)
-    runs_before: int = field(compare=False)
+    """Priority, place in its call, arrival: the least goes first."""
+    piece: Piece
+    entry: Entry
+    runs_before: int
     """How many runs the engine had made when this came."""
+
+
+_RANK: Final = attrgetter("rank")
 
 
 class Batcher:
@@ -159,6 +165,10 @@ class Batcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_beginning = False
+        self._entries: set[Entry] = set()
+        self._rings_at = math.inf
+        self._alarm: asyncio.TimerHandle | None = None
+        """Rings at the earliest deadline of all entries, or before it."""
         self._lock = threading.Lock()
         """Held for whatever the loop and the threads share: all below."""
         self._waiting: list[_Ticket] = []
@@ -166,22 +176,12 @@ class Batcher:
         self._running: list[_Taken] = []
         self._free_lanes = engine.lanes
 
-    async def submit(
-        self,
-        call: Call,
-        *,
-        on_run: Callable[[Run], None] | None = None,
-        is_only_one: bool = False,
-    ) -> Answer:
+    async def submit(self, call: Call, *, on_run: Callable[[Run], None] | None = None) -> Answer:
         """
         Return the call's answer once the engine has given it.
 
-        Of each run that the call takes part in `on_run` is told, once a run, however
-        many of its calls name it.
-
         A caller that leaves takes its call along: out of the queue, and out of
-        the engine when no other call is in that run.  `is_only_one` says that no other
-        is on its way: a short call is then run at once.
+        the engine when no other call is in that run.
 
         Raises:
             QueueFull: as much waits as may wait.
@@ -189,30 +189,64 @@ class Batcher:
             Draining: after `close`.
             InferenceFailed: the runtime refused the batch.
         """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def deliver(outcome: Answer | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        entry = self.enter(call, deliver, on_run=on_run)
+        try:
+            return await future
+        finally:
+            self.leave(entry)
+
+    def enter(
+        self, call: Call, deliver: Deliver, *, on_run: Callable[[Run], None] | None = None
+    ) -> Entry:
+        """
+        Let a call in; what becomes of it is delivered later, once, unless it leaves before.
+
+        That is its answer, `DeadlineExceeded`, or what the engine raised.  Of each run
+        that the call takes part in `on_run` is told, once a run, however many of its calls
+        name it.
+
+        Raises:
+            QueueFull: as much waits as may wait.
+            Draining: after `close`.
+        """
         pieces = pieces_of(call, self._run_limits)
-        tokens = sum(piece.tokens for piece in pieces)
+        tokens = sum([piece.tokens for piece in pieces])
         self.check_room(tokens)
         loop = asyncio.get_running_loop()
         timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
         now = time.monotonic()
-        pending = _Pending(
-            call, loop.create_future(), tokens, now, now + timeout_s, len(pieces), on_run
-        )
-        if is_only_one and self._may_run_here(pieces, timeout_s):
-            # Nobody is there whom this could keep waiting, or who could join.
-            taken = _Taken([_Ticket((0, 0, 0), pieces[0], pending, 0)], Group.of(pieces[0]), True)
-            self._deliver(taken, _outcome(self._engine, taken))
-            return pending.future.result()
-        timer = loop.call_later(timeout_s, self._expire, pending, timeout_s)
+        entry = Entry(call, deliver, tokens, now, now + timeout_s, len(pieces), on_run)
+        self._entries.add(entry)
         self._count(1, tokens)
-        self._enqueue(pending, pieces, loop)
-        try:
-            return await pending.future
-        finally:
-            timer.cancel()
-            self._count(-1, -tokens)
-            if pending.future.cancelled():
-                self._leave(pending)
+        self._ring_by(entry.deadline, loop)
+        self._enqueue(entry, pieces, loop)
+        return entry
+
+    def leave(self, entry: Entry) -> None:
+        """
+        Forget a call that nobody waits for; nothing happens when it is over already.
+
+        A run of the engine is ended when nobody waits for any of it.
+        """
+        if entry.is_over:
+            return
+        self._finish(entry)
+        with self._lock:
+            concerned = [taken for taken in self._running if taken.holds(entry)]
+        for taken in concerned:
+            if taken.is_left:
+                taken.stop.set()
+        self._observer.dropped("running" if concerned else "queued")
 
     def check_room(self, tokens: int = 0) -> None:
         """
@@ -244,47 +278,50 @@ class Batcher:
         await self._idle.wait()
         self._threads.shutdown()
 
-    def _may_run_here(self, pieces: list[Piece], timeout_s: float) -> bool:
-        """Say whether a call is short enough for the event loop, and the engine at rest."""
-        is_at_rest = not self._waiting and not self._running
-        is_short = self._pace.seconds(Group.of(pieces[0])) <= min(self._inline_s, timeout_s)
-        return is_at_rest and is_short and len(pieces) == 1
-
     def _count(self, calls: int, tokens: int) -> None:
         self._calls += calls
         self._tokens += tokens
         self._observer.queue(self._calls, self._tokens)
 
-    def _enqueue(
-        self, pending: _Pending, pieces: list[Piece], loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def _enqueue(self, entry: Entry, pieces: list[Piece], loop: asyncio.AbstractEventLoop) -> None:
         arrival = next(self._arrivals)
         with self._lock:
             for i, piece in enumerate(pieces):
                 # A call's later pieces stand behind the first ones of calls that came after it.
-                rank = (pending.call.priority or 2**32, i, arrival)
-                insort(self._waiting, _Ticket(rank, piece, pending, self._runs))
+                rank = (entry.call.priority or 2**32, i, arrival)
+                insort(self._waiting, _Ticket(rank, piece, entry, self._runs), key=_RANK)
         self._idle.clear()
         if self._free_lanes and not self._is_beginning:
             # Not at once: what else the loop has already received shall be in the same run.
             self._is_beginning = True
             loop.call_soon(self._begin, loop)
 
-    def _leave(self, pending: _Pending) -> None:
-        """Forget a call nobody waits for; end a run if nobody waits for any of it."""
-        with self._lock:
-            concerned = [taken for taken in self._running if taken.holds(pending)]
-        for taken in concerned:
-            if taken.is_left and taken.stop is not None:
-                taken.stop.set()
-        self._observer.dropped("running" if concerned else "queued")
+    def _finish(self, entry: Entry) -> None:
+        """Take a call off the books."""
+        entry.is_over = True
+        self._entries.discard(entry)
+        self._count(-1, -entry.tokens)
 
-    def _expire(self, pending: _Pending, timeout_s: float) -> None:
-        if not pending.is_left:
-            pending.future.set_exception(
-                DeadlineExceeded(f"the call's limit of {timeout_s:g} s passed")
-            )
-            self._leave(pending)
+    def _ring_by(self, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
+        """See to it that somebody looks when the deadline has passed: one alarm serves all."""
+        if self._alarm is not None:
+            if self._rings_at <= deadline:
+                return
+            self._alarm.cancel()
+        self._rings_at = deadline
+        left_s = max(0.0, deadline - time.monotonic())
+        self._alarm = loop.call_later(left_s, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell every call whose deadline has passed, and set the alarm for the next one."""
+        self._alarm = None
+        now = time.monotonic()
+        for entry in [entry for entry in self._entries if entry.deadline <= now]:
+            self.leave(entry)
+            limit_s = entry.deadline - entry.queued_at
+            entry.deliver(DeadlineExceeded(f"the call's limit of {limit_s:g} s passed"))
+        if self._entries:
+            self._ring_by(min(entry.deadline for entry in self._entries), loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run what waits: here, if it is little and all there is; else in the free lanes."""
@@ -325,11 +362,11 @@ class Batcher:
                 self._running.remove(after)
                 self._free_lanes += 1
             now = time.monotonic()
-            # Who is past the deadline is told by the timer, which may be a moment late.
+            # Who is past the deadline is told by the alarm, which may be a moment late.
             self._waiting = [
                 ticket
                 for ticket in self._waiting
-                if not ticket.pending.is_left and now < ticket.pending.deadline
+                if not ticket.entry.is_over and now < ticket.entry.deadline
             ]
             if not self._waiting or not self._free_lanes:
                 return None
@@ -359,29 +396,29 @@ class Batcher:
         """Answer every call that the run has made whole."""
         if isinstance(outcome, Exception):
             for ticket in taken.tickets:
-                if not ticket.pending.is_left:
-                    ticket.pending.future.set_exception(outcome)
+                if not ticket.entry.is_over:
+                    self._finish(ticket.entry)
+                    ticket.entry.deliver(outcome)
             return
         self._observer.run(outcome)
-        told = {ticket.pending.on_run for ticket in taken.tickets}
+        told = {ticket.entry.on_run for ticket in taken.tickets}
         for tell in told:
             if tell is not None:
                 tell(outcome)
-        seconds = outcome.assembly_s + outcome.compute_s
-        self._pace.note(taken.group, seconds)
-        started_at = outcome.started_at
+        self._pace.note(taken.group, outcome.assembly_s + outcome.compute_s)
         for ticket in taken.tickets:
-            pending = ticket.pending
-            pending.started_at = pending.started_at or started_at
-            pending.assembly_s += outcome.assembly_s
-            pending.compute_s += outcome.compute_s
-            pending.splitting_s += outcome.splitting_s
-            pending.pieces_left -= 1
-            if pending.pieces_left == 0 and not pending.is_left:
-                pending.future.set_result(pending.answer())
+            entry = ticket.entry
+            entry.started_at = entry.started_at or outcome.started_at
+            entry.assembly_s += outcome.assembly_s
+            entry.compute_s += outcome.compute_s
+            entry.splitting_s += outcome.splitting_s
+            entry.pieces_left -= 1
+            if entry.pieces_left == 0 and not entry.is_over:
+                self._finish(entry)
+                entry.deliver(entry.answer())
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class _Taken:
     """What goes through the engine together."""
 
@@ -389,17 +426,17 @@ class _Taken:
     group: Group
     is_alone: bool
     """Nothing else waited or ran when it was taken."""
-    stop: Stop | None = None
-    """Ends the run; None = nothing can end it."""
+    stop: Stop
+    """Ends the run."""
 
     @property
     def is_left(self) -> bool:
         """True when nobody waits for any of it any more."""
-        return all(ticket.pending.is_left for ticket in self.tickets)
+        return all(ticket.entry.is_over for ticket in self.tickets)
 
-    def holds(self, pending: _Pending) -> bool:
+    def holds(self, entry: Entry) -> bool:
         """Say whether a piece of that call is in it."""
-        return any(ticket.pending is pending for ticket in self.tickets)
+        return any(ticket.entry is entry for ticket in self.tickets)
 
 
 @dataclass
@@ -449,10 +486,8 @@ def _joined(
     for ticket in nearest:
         if ticket is first or ticket.rank[0] == full_at:
             continue
-        wider = group.joined(ticket.piece, limits)
-        if wider is not None:
+        if group.takes(ticket.piece, limits):
             tickets.append(ticket)
-            group = wider
         elif ticket.piece.kind == first.piece.kind:
             full_at = ticket.rank[0]  # what is farther will fit still less
     return tickets, group
@@ -485,11 +520,11 @@ def _run(engine: Engine, taken: _Taken) -> Run:
     )
     computed = time.monotonic()
     for ticket, part in zip(tickets, outputs_of(group, outputs), strict=True):
-        if not ticket.pending.is_left:
-            _put(ticket.pending, ticket.piece, part, is_alone=len(tickets) == 1)
+        if not ticket.entry.is_over:
+            _put(ticket.entry, ticket.piece, part, is_alone=len(tickets) == 1)
     splitting_s = time.monotonic() - computed
     return Run(
-        calls=len({id(ticket.pending) for ticket in tickets}),
+        calls=len({id(ticket.entry) for ticket in tickets}),
         rows=group.rows,
         tokens=group.tokens,
         padded_tokens=group.padded_tokens,
@@ -500,23 +535,23 @@ def _run(engine: Engine, taken: _Taken) -> Run:
     )
 
 
-def _put(pending: _Pending, piece: Piece, outputs: Outputs, *, is_alone: bool) -> None:
+def _put(entry: Entry, piece: Piece, outputs: Outputs, *, is_alone: bool) -> None:
     """Put one piece's outputs into its call's answer, keeping no other call's memory alive."""
     weights = outputs.attention_weights
-    if weights is not None and pending.call.heads is not None:
-        weights = weights[:, pending.call.heads]
+    if weights is not None and entry.call.heads is not None:
+        weights = weights[:, entry.call.heads]
     if piece.is_whole:
-        pending.output = outputs.output if is_alone else outputs.output.copy()
-        pending.weights = weights if is_alone or weights is None else weights.copy()
+        entry.output = outputs.output if is_alone else outputs.output.copy()
+        entry.weights = weights if is_alone or weights is None else weights.copy()
         return
     inputs = piece.call.inputs
-    with pending.lock:
-        if pending.output is None:
-            pending.output = np.zeros(inputs.embeddings.shape, np.float32)
-        if weights is not None and pending.weights is None:
+    with entry.lock:
+        if entry.output is None:
+            entry.output = np.zeros(inputs.embeddings.shape, np.float32)
+        if weights is not None and entry.weights is None:
             rows, length = inputs.embeddings.shape[:2]
             shape = (rows, weights.shape[1], length, inputs.key_length)
-            pending.weights = np.zeros(shape, np.float32)
-    pending.output[piece.rows, : piece.length] = outputs.output
-    if weights is not None and pending.weights is not None:
-        pending.weights[piece.rows, :, : piece.length, : piece.key_length] = weights
+            entry.weights = np.zeros(shape, np.float32)
+    entry.output[piece.rows, : piece.length] = outputs.output
+    if weights is not None and entry.weights is not None:
+        entry.weights[piece.rows, :, : piece.length, : piece.key_length] = weights

@@ -1,6 +1,9 @@
 """
 What a call is made of, from the codec that reads it to the codec that answers it.
 
+Nobody changes these once they are made; they are not frozen, because that would take
+a microsecond each time (bench/NOTES.md, "the express way").
+
 Axes: B batch, S query length, T key length (= S for self-attention),
 E embed_dim, M memory width, H heads.
 """
@@ -15,7 +18,7 @@ Bools = npt.NDArray[np.bool_]
 Lengths = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Inputs:
     """
     One batch, every shape and dtype already checked.
@@ -43,7 +46,7 @@ class Inputs:
         return int(keys.shape[1])
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Outputs:
     """
     The answer to one batch, in memory of its own.
@@ -57,7 +60,7 @@ class Outputs:
     attention_weights: Floats | None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """
     One caller's batch.
@@ -87,7 +90,7 @@ class Call:
         return self.lengths if self.inputs.memory is None else self.memory_lengths
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Stages:
     """Where a call's time went, in seconds; a call of several runs counts from first to last."""
 
@@ -101,7 +104,7 @@ class Stages:
     """Of the assembly: taking answers apart."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Run:
     """One run of the engine: whose calls, how much of it was padding, how long it took."""
 
@@ -121,7 +124,7 @@ class Run:
     """Of the assembly: taking answers apart."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Answer:
     """
     The answer to one call; rows beyond a true length are padding of no meaning.

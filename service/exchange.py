@@ -32,11 +32,6 @@ class Connection(Protocol):
         """True when nothing of the request is still to come."""
         ...
 
-    @property
-    def is_only_one(self) -> bool:
-        """True when no other request of the server is under way."""
-        ...
-
 
 class Exchange:
     """A request whose head has come, and the way back to who sent it."""
@@ -51,11 +46,6 @@ class Exchange:
         self._connection: Connection = scope["extensions"][CONNECTION]
         self._receive = receive
         self._send = send
-
-    @property
-    def is_only_one(self) -> bool:
-        """True when no other request of the server is under way."""
-        return self._connection.is_only_one
 
     def query(self) -> list[tuple[str, str]]:
         """Return the query string's pairs."""

@@ -147,7 +147,7 @@ class Inference:
             )
         model = self._models.ready(self._models.get(options.model))
         call = to_call(tensors, options, model.layer, self._limits)
-        work = model.batcher.submit(call, is_only_one=exchange.is_only_one)
+        work = model.batcher.submit(call)
         answer = await exchange.while_there(work)
         length: int | None = None
         pieces: Iterator[Chunk]
@@ -205,9 +205,7 @@ class Inference:
         call = to_call(asked.tensors, asked.options, model.layer, self._limits)
         if asked.kept:
             oip_codec.check_kept(asked, call, model.layer.num_heads)
-        answer = await exchange.while_there(
-            model.batcher.submit(call, on_run=counted.run, is_only_one=exchange.is_only_one)
-        )
+        answer = await exchange.while_there(model.batcher.submit(call, on_run=counted.run))
         at_once, sent = oip_codec.sizes(asked, answer)
         length, header_size, pieces = await self._workers.do(
             at_once, oip_codec.encode, name, model.version, asked, answer, places

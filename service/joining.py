@@ -36,7 +36,7 @@ class RunLimits:
     """The share of padding among the padded tokens of queries and keys, from 0 to below 1."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Piece:
     """Rows of one call that go through the engine together."""
 
@@ -49,6 +49,8 @@ class Piece:
     """The longest true key length among the rows."""
     tokens: int
     """True queries and keys of all rows."""
+    is_whole: bool
+    """True when the piece is its call as it stands, with nothing to hide."""
 
     @property
     def kind(self) -> tuple[bool, bool]:
@@ -56,22 +58,12 @@ class Piece:
         pair_mask = self.call.inputs.pair_mask
         return self.call.weights, pair_mask is not None and pair_mask.shape[1] > 1
 
-    @property
-    def is_whole(self) -> bool:
-        """True when the piece is its call as it stands, with nothing to hide."""
-        call = self.call
-        return (
-            call.lengths is None
-            and call.key_lengths is None
-            and self.count == call.inputs.embeddings.shape[0]
-        )
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Group:
     """Pieces that share one run, padded to the longest."""
 
-    pieces: tuple[Piece, ...]
+    pieces: list[Piece]
     rows: int
     length: int
     key_length: int
@@ -80,7 +72,7 @@ class Group:
     @classmethod
     def of(cls, piece: Piece) -> "Group":
         """Return a run of one piece."""
-        return cls((piece,), piece.count, piece.length, piece.key_length, piece.tokens)
+        return cls([piece], piece.count, piece.length, piece.key_length, piece.tokens)
 
     @property
     def padded_tokens(self) -> int:
@@ -92,32 +84,27 @@ class Group:
         """What the run takes, in tokens: its own and those that starting it is worth."""
         return RUN_TOKENS + self.padded_tokens
 
-    def joined(self, piece: Piece, limits: RunLimits) -> "Group | None":
-        """Return the group with one more piece; None = it does not fit, or would not pay."""
-        if piece.kind != self.pieces[0].kind:
-            return None
-        alone = Group.of(piece)
-        group = self + alone
-        pays = group.cost <= self.cost + alone.cost
-        return group if pays and group.fits(limits) else None
-
-    def __add__(self, other: "Group") -> "Group":
-        """Return both in one run."""
-        return Group(
-            self.pieces + other.pieces,
-            self.rows + other.rows,
-            max(self.length, other.length),
-            max(self.key_length, other.key_length),
-            self.tokens + other.tokens,
-        )
+    def takes(self, piece: Piece, limits: RunLimits) -> bool:
+        """Take one more piece in if it is of the same kind, fits and pays; say whether."""
+        rows = self.rows + piece.count
+        length = max(self.length, piece.length)
+        keys = max(self.key_length, piece.key_length)
+        tokens = self.tokens + piece.tokens
+        apart = self.padded_tokens + RUN_TOKENS + piece.count * (piece.length + piece.key_length)
+        pays = rows * (length + keys) <= apart
+        if (
+            not pays
+            or piece.kind != self.pieces[0].kind
+            or not _fits(rows, length, keys, tokens, limits)
+        ):
+            return False
+        self.pieces.append(piece)
+        self.rows, self.length, self.key_length, self.tokens = rows, length, keys, tokens
+        return True
 
     def fits(self, limits: RunLimits) -> bool:
         """Say whether the run stays within its limits."""
-        return (
-            self.rows * max(self.length, self.key_length) <= limits.max_tokens
-            and self.rows * self.length * self.key_length <= limits.max_cells
-            and self.tokens >= (1 - limits.max_waste) * self.padded_tokens
-        )
+        return _fits(self.rows, self.length, self.key_length, self.tokens, limits)
 
 
 def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
@@ -126,9 +113,10 @@ def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
     keys = call.inputs.key_length
     if call.lengths is None and call.key_lengths is None:
         fitting = min(limits.max_tokens // max(length, keys), limits.max_cells // (length * keys))
+        step = max(1, fitting)
         return [
-            _uniform(call, start, min(start + max(1, fitting), rows), length, keys)
-            for start in range(0, rows, max(1, fitting))
+            _uniform(call, start, min(start + step, rows), length, keys, is_whole=rows <= step)
+            for start in range(0, rows, step)
         ]
     lengths = np.full(rows, length) if call.lengths is None else call.lengths
     key_lengths = np.full(rows, keys) if call.key_lengths is None else call.key_lengths
@@ -142,6 +130,7 @@ def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
             int(lengths[part].max()),
             int(key_lengths[part].max()),
             int(lengths[part].sum() + key_lengths[part].sum()),
+            is_whole=False,
         )
         for part in _parts(order, lengths, key_lengths, limits)
     ]
@@ -155,18 +144,17 @@ def joined_inputs(group: Group) -> Inputs:
     """
     if len(group.pieces) == 1 and group.pieces[0].is_whole:
         return group.pieces[0].call.inputs
-    first = group.pieces[0].call.inputs
-    embeddings = _block(group, first.embeddings, group.length)
-    memory = None if first.memory is None else _block(group, first.memory, group.key_length)
-    for piece, at in _placed(group):
-        inputs = piece.call.inputs
-        embeddings[at, : piece.length] = inputs.embeddings[piece.rows, : piece.length]
-        if memory is not None and inputs.memory is not None:
-            memory[at, : piece.key_length] = inputs.memory[piece.rows, : piece.key_length]
-    causal = {piece.call.inputs.causal for piece in group.pieces}
+    pieces = group.pieces
+    embeddings = [_rows(piece.call.inputs.embeddings, piece, piece.length) for piece in pieces]
+    memories = [
+        _rows(memory, piece, piece.key_length)
+        for piece in pieces
+        if (memory := piece.call.inputs.memory) is not None
+    ]
+    causal = {piece.call.inputs.causal for piece in pieces}
     return Inputs(
-        embeddings,
-        memory,
+        _block(embeddings, group.length),
+        _block(memories, group.key_length) if memories else None,
         _attend_mask(group),
         _pair_mask(group, mixed=len(causal) > 1),
         _head_mask(group),
@@ -183,9 +171,18 @@ def outputs_of(group: Group, outputs: Outputs) -> Iterator[Outputs]:
         yield Outputs(outputs.output[at, : piece.length], weights)
 
 
-def _uniform(call: Call, start: int, end: int, length: int, keys: int) -> Piece:
+def _uniform(call: Call, start: int, end: int, length: int, keys: int, *, is_whole: bool) -> Piece:
     count = end - start
-    return Piece(call, slice(start, end), count, length, keys, count * (length + keys))
+    tokens = count * (length + keys)
+    return Piece(call, slice(start, end), count, length, keys, tokens, is_whole)
+
+
+def _fits(rows: int, length: int, keys: int, tokens: int, limits: RunLimits) -> bool:
+    return (
+        rows * max(length, keys) <= limits.max_tokens
+        and rows * length * keys <= limits.max_cells
+        and tokens >= (1 - limits.max_waste) * rows * (length + keys)
+    )
 
 
 def _parts(
@@ -196,17 +193,15 @@ def _parts(
 ) -> list[npt.NDArray[np.int64]]:
     """Cut rows that are sorted by length into runs that fit."""
     parts: list[list[int]] = []
-    group: Group | None = None
+    longest = widest = tokens = 0
     for row in order:
         size, keys = int(lengths[row]), int(key_lengths[row])
-        alone = Group((), 1, size, keys, size + keys)
-        wider = alone if group is None else group + alone
-        if group is not None and wider.fits(limits):
+        longest, widest, tokens = max(longest, size), max(widest, keys), tokens + size + keys
+        if parts and _fits(len(parts[-1]) + 1, longest, widest, tokens, limits):
             parts[-1].append(int(row))
-            group = wider
         else:
             parts.append([int(row)])
-            group = alone
+            longest, widest, tokens = size, keys, size + keys
     return [np.array(part, np.int64) for part in parts]
 
 
@@ -218,9 +213,22 @@ def _placed(group: Group) -> Iterator[tuple[Piece, slice]]:
         start += piece.count
 
 
-def _block(group: Group, like: Floats, length: int) -> Floats:
-    """Return zeros: padding that is not finite would spoil even what it is hidden from."""
-    return np.zeros((group.rows, length, like.shape[-1]), np.float32)
+def _rows(tensor: Floats, piece: Piece, length: int) -> Floats:
+    return tensor if piece.is_whole else tensor[piece.rows, :length]
+
+
+def _block(parts: list[Floats], length: int) -> Floats:
+    """Return all rows, each padded to that length."""
+    if all(part.shape[1] == length for part in parts):
+        return np.concatenate(parts)
+    # Zeros: padding that is not finite would spoil even what it is hidden from.
+    rows = sum(map(len, parts))
+    block = np.zeros((rows, length, parts[0].shape[-1]), np.float32)
+    start = 0
+    for part in parts:
+        block[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return block
 
 
 def _attend_mask(group: Group) -> Bools | None:

@@ -46,10 +46,6 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
         def has_whole_body(self) -> bool:
             return not self.pipeline and self.cycle is not None and not self.cycle.more_body
 
-        @property
-        def is_only_one(self) -> bool:
-            return len(self.tasks) == 1
-
         def connection_made(self, transport: Any) -> None:
             super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
             self.on_left: list[Callable[[], None]] = []

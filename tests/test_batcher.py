@@ -562,18 +562,17 @@ def test_calls_whose_padding_would_cost_more_than_a_run_are_run_apart() -> None:
     assert asyncio.run(scenario()) == [[0], [40, 41], [60, 59]]
 
 
-@pytest.mark.parametrize("is_only_one", [True, False])
-def test_call_past_its_deadline_at_dispatch_is_not_run(is_only_one: bool) -> None:
+def test_call_past_its_deadline_at_dispatch_is_not_run() -> None:
     """Not even where the engine is free and the run would be short."""
 
     async def scenario() -> int:
         engine = PromptEngine()
         batcher = make(engine, inline_s=1)
-        await batcher.submit(call(1), is_only_one=is_only_one)
+        await batcher.submit(call(1))
         await asyncio.sleep(0.01)
         with pytest.raises(DeadlineExceeded):
-            await batcher.submit(call(2, timeout_s=1e-9), is_only_one=is_only_one)
-        await batcher.submit(call(3), is_only_one=is_only_one)
+            await batcher.submit(call(2, timeout_s=1e-9))
+        await batcher.submit(call(3))
         await batcher.close()
         return len(engine.ran)
 

@@ -101,7 +101,7 @@ def test_joined_only_what_fits_and_costs_the_others_nothing(
     limits = RunLimits(32, 10**9, 0.25)
     [one], [two] = pieces_of(first, limits), pieces_of(second, limits)
 
-    assert (Group.of(one).joined(two, limits) is not None) is fits
+    assert Group.of(one).takes(two, limits) is fits
 
 
 def test_joined_masks_of_each_head_keep_to_themselves() -> None:
@@ -110,13 +110,13 @@ def test_joined_masks_of_each_head_keep_to_themselves() -> None:
     own = Call(Inputs(np.ones((1, 2, 1), np.float32), pair_mask=mask))
     [one], [two] = pieces_of(uniform(1, 2), NO_LIMITS), pieces_of(own, NO_LIMITS)
 
-    assert Group.of(one).joined(two, NO_LIMITS) is None
+    assert not Group.of(one).takes(two, NO_LIMITS)
 
 
 def test_joined_inputs_of_equal_calls_without_masks_have_no_mask() -> None:
     """Equal lengths stay on the cheaper path."""
     group = Group.of(pieces_of(uniform(1, 2), NO_LIMITS)[0])
-    group = group + Group.of(pieces_of(uniform(2, 2), NO_LIMITS)[0])
+    assert group.takes(pieces_of(uniform(2, 2), NO_LIMITS)[0], NO_LIMITS)
 
     inputs = joined_inputs(group)
 
@@ -198,6 +198,11 @@ def run_alone(engine: OnnxEngine, call: Call) -> list[Outputs]:
     return answers
 
 
+def is_huge(embeddings: np.ndarray) -> bool:
+    """Say whether finite numbers are so large that FP32 may overflow, by the contract's guide."""
+    return bool(np.isfinite(embeddings).all() and np.abs(embeddings).max() > 1e4)
+
+
 def check_same(found: np.ndarray, wanted: np.ndarray) -> None:
     """Assert rule 2; what is not finite alone is not finite together."""
     assert found.shape == wanted.shape
@@ -221,15 +226,15 @@ def test_joined_run_answers_every_call_as_if_alone(
     while waiting:
         group = Group.of(waiting.pop(0))
         for piece in list(waiting):
-            wider = group.joined(piece, limits)
-            if wider is not None:
-                group = wider
+            if group.takes(piece, limits):
                 waiting.remove(piece)
         outputs = engines[model].run(joined_inputs(group), weights=group.pieces[0].call.weights)
         for piece, part in zip(group.pieces, outputs_of(group, outputs), strict=True):
             alone = run_alone(engines[model], piece.call)
             rows = np.arange(len(alone))[piece.rows]
             for i, row in enumerate(rows):
+                if is_huge(piece.call.inputs.embeddings[row]):
+                    continue  # it may overflow or not: what counts is that nobody else does
                 wanted = alone[row]
                 length, keys = wanted.output.shape[1], None
                 check_same(part.output[i, :length], wanted.output[0])
