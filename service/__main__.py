@@ -24,7 +24,7 @@ from service.life import Life
 from service.logs import configure, event
 from service.metrics import Metrics
 from service.models import Models, loader
-from service.protocol import with_head_timeout
+from service.protocol import protocol_of
 from service.settings import Settings
 from service.tls import tls_context
 from service.tracing import NoTracing, OpenTelemetry, Tracing
@@ -77,7 +77,7 @@ class _Server(uvicorn.Server):
         self._tasks: set[asyncio.Task[None]] = set()
         metrics = Metrics()
         self._models = _models(settings, budget, metrics)
-        app = create_app(
+        app, express = create_app(
             settings, self._models, self._life, metrics, tracing, keys, refuse=self._refuse
         )
         super().__init__(
@@ -87,7 +87,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                http=with_head_timeout(settings.head_timeout_s),
+                http=protocol_of(express, head_timeout_s=settings.head_timeout_s),
                 ws="none",
                 lifespan="on",
                 timeout_keep_alive=settings.keep_alive_s,

@@ -18,7 +18,9 @@ from starlette.types import ASGIApp
 
 from service import __version__
 from service.errors import HeadwiseError, StartRefused
+from service.express import Express
 from service.inference import Inference
+from service.journal import Journal
 from service.keys import Keys
 from service.life import Life
 from service.logs import event
@@ -56,11 +58,12 @@ def create_app(
     keys: Keys | None,
     *,
     refuse: Callable[[StartRefused], None],
-) -> ASGIApp:
+) -> tuple[ASGIApp, Express]:
     """
-    Return the application; starting it loads and warms the models up in the background.
+    Return the application, and its express way.
 
-    It answers `live` at once and `ready` once every model gave its golden answer.
+    Starting it loads and warms the models up in the background.  It answers `live` at
+    once and `ready` once every model gave its golden answer.
     `refuse` is called when an artifact cannot be read: the process must not go on.
     """
     workers = Workers()
@@ -106,10 +109,12 @@ def create_app(
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
+    journal = Journal(metrics, tracing, names_keys=keys is not None)
     inference = Inference(
-        app, settings, limits, models, life, metrics, tracing, workers, statistics, shared_memory
+        app, settings, limits, models, life, journal, workers, statistics, shared_memory
     )
-    return RequestFrame(inference, life=life, metrics=metrics, keys=keys, open_paths=open_paths)
+    framed = RequestFrame(inference, life=life, journal=journal, keys=keys, open_paths=open_paths)
+    return framed, Express(settings, limits, models, life, keys, journal, statistics)
 
 
 async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:

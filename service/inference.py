@@ -1,5 +1,5 @@
 """
-The two endpoints that take tensors: bytes in, bytes out, everything else delegated.
+The two endpoints that take tensors, the full way: bytes in, bytes out, the rest delegated.
 
 They stand before the framework's routes, not among them: of the time that a
 small call takes, the framework's layers would take the greater part.
@@ -23,8 +23,8 @@ from service.errors import (
     UnsupportedMediaType,
 )
 from service.exchange import Exchange
+from service.journal import Journal, stages_of, timing
 from service.life import Life
-from service.metrics import Metrics
 from service.models import Model, Models
 from service.openapi import ATTENTION, INFER, INFER_VERSION
 from service.options import from_query
@@ -34,7 +34,6 @@ from service.settings import Settings
 from service.shapes import Limits, to_call
 from service.shared_memory import SharedMemory
 from service.statistics import ModelStatistics, Statistics
-from service.tracing import Tracing
 from service.workers import Size, Workers
 
 _JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
@@ -80,8 +79,7 @@ class Inference:
         limits: Limits,
         models: Models,
         life: Life,
-        metrics: Metrics,
-        tracing: Tracing,
+        journal: Journal,
         workers: Workers,
         statistics: Statistics,
         shared_memory: SharedMemory,
@@ -91,8 +89,7 @@ class Inference:
         self._limits = limits
         self._models = models
         self._life = life
-        self._metrics = metrics
-        self._tracing = tracing
+        self._journal = journal
         self._workers = workers
         self._statistics = statistics
         self._shared_memory = shared_memory
@@ -116,15 +113,12 @@ class Inference:
     def _find(self, path: str) -> tuple[Endpoint, Handler] | None:
         if path == ATTENTION:
             return _ATTENTION, self._attention
-        if not (path.startswith("/v2/models/") and path.endswith("/infer")):
+        target = oip_codec.infer_target(path)
+        if target is None:
             return None
-        match path.split("/")[3:]:
-            case [name, "infer"]:
-                return _INFER, lambda exchange: self._infer(exchange, name, None)
-            case [name, "versions", version, "infer"]:
-                return _INFER_VERSION, lambda exchange: self._infer(exchange, name, version)
-            case _:
-                return None
+        name, version = target
+        endpoint = _INFER if version is None else _INFER_VERSION
+        return endpoint, lambda exchange: self._infer(exchange, name, version)
 
     async def _attention(self, exchange: Exchange) -> None:
         """Answer in the format of the request unless `Accept` says otherwise."""
@@ -256,11 +250,7 @@ class Inference:
         counted: ModelStatistics | None = None,
     ) -> None:
         """Send the answer, a large one in pieces, with its stages told and counted."""
-        stages = {
-            "queue": answer.stages.queue_s,
-            "assembly": answer.stages.assembly_s,
-            "compute": answer.stages.compute_s,
-        }
+        stages = stages_of(answer)
         encode_started = time.monotonic()
         size = reply.size
         encoding: str | None = None
@@ -270,13 +260,13 @@ class Inference:
             content = b"".join(reply.pieces)
             now = time.monotonic()
             stages |= {"encode": now - encode_started, "total": now - started}
-            headers = [*reply.headers, (b"content-length", b"%d" % len(content)), _timing(stages)]
+            headers = [*reply.headers, (b"content-length", b"%d" % len(content)), timing(stages)]
             await exchange.answer(headers, content)
-            self._count(exchange, model, answer, stages, counted)
+            self._journal.call(model.name, answer, stages, exchange.headers, counted)
             return
         # What comes after the first byte is not known when the headers go out.
         told = stages | {"total": time.monotonic() - started}
-        headers = [*reply.headers, _timing(told)]
+        headers = [*reply.headers, timing(told)]
         pieces = gathered(reply.pieces)
         if encoding is not None:
             pieces = compress(pieces, encoding)
@@ -286,29 +276,11 @@ class Inference:
         await exchange.answer(headers, self._workers.pieces(pieces))
         now = time.monotonic()
         stages |= {"encode": now - encode_started, "total": now - started}
-        self._count(exchange, model, answer, stages, counted)
-
-    def _count(
-        self,
-        exchange: Exchange,
-        model: Model,
-        answer: Answer,
-        stages: dict[str, float],
-        counted: ModelStatistics | None,
-    ) -> None:
-        if counted is not None:
-            counted.answered(len(answer.output), answer.stages, stages["total"])
-        self._tracing.call(model.name, stages, exchange.headers)
-        self._metrics.of_model(model.name).call(stages)
+        self._journal.call(model.name, answer, stages, exchange.headers, counted)
 
 
 def _content_type(media_type: str) -> tuple[bytes, bytes]:
     return b"content-type", media_type.encode()
-
-
-def _timing(stages: dict[str, float]) -> tuple[bytes, bytes]:
-    told = [f"{stage};dur={seconds * 1e3:.3f}" for stage, seconds in stages.items()]
-    return b"server-timing", ", ".join(told).encode()
 
 
 def _request_format(content_type: str) -> str:

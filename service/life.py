@@ -6,8 +6,6 @@ still serves; while draining it refuses new calls and finishes accepted ones.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 from service.errors import Draining
@@ -24,17 +22,16 @@ class Life:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count one request as in flight."""
+    def begin(self) -> None:
+        """Count one request more as in flight."""
         self.in_flight += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if self.in_flight == 0:
-                self._idle.set()
+
+    def end(self) -> None:
+        """Count one request less."""
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self._idle.set()
 
     def check_takes_calls(self) -> None:
         """

@@ -60,6 +60,8 @@ _STATELESS: Final[dict[str, tuple[tuple[type, object], ...]]] = {
 _REMEMBERED_BYTES: Final = 2048
 """Longer JSON headers are read anew each time; callers repeat the short ones, call for call."""
 _REMEMBERED: Final = 256
+_ID: Final = 64
+"""Characters of an id that is remembered with its answer's header."""
 _DIGITS: Final = 10
 """Fewer digits than that number a head."""
 
@@ -88,7 +90,7 @@ class Trailing:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class InferRequest:
     """What a client asked for."""
 
@@ -122,6 +124,19 @@ def split_model_name(name: str) -> tuple[str, bool]:
     return plain, plain != name
 
 
+def infer_target(path: str) -> tuple[str, str | None] | None:
+    """Return the model, and the version if there is one, that a path of `infer` names."""
+    if not (path.startswith("/v2/models/") and path.endswith("/infer")):
+        return None
+    match path.split("/")[3:]:
+        case [name, "infer"]:
+            return name, None
+        case [name, "versions", version, "infer"]:
+            return name, version
+        case _:
+            return None
+
+
 def json_size(header_length: str | None, body_size: int) -> int:
     """
     Return how many bytes of a body are JSON; `header_length` is the header of that name.
@@ -133,7 +148,7 @@ def json_size(header_length: str | None, body_size: int) -> int:
 
 
 def decode(
-    body: bytes, json_bytes: int, with_weights: bool, timeout_s: float | None = None
+    body: bytes | memoryview, json_bytes: int, with_weights: bool, timeout_s: float | None = None
 ) -> InferRequest:
     """
     Return the request in a body whose first bytes are JSON and whose others are tensors.
@@ -145,9 +160,9 @@ def decode(
         InvalidInput: the body is not a request of the documented form.
     """
     if json_bytes == len(body):
-        return _with_trailing(_read(body, with_weights, timeout_s), memoryview(b""))
+        return _with_trailing(_read(bytes(body), with_weights, timeout_s), memoryview(b""))
     read_header = _read_again if json_bytes <= _REMEMBERED_BYTES else _read
-    request = read_header(body[:json_bytes], with_weights, timeout_s)
+    request = read_header(bytes(body[:json_bytes]), with_weights, timeout_s)
     return _with_trailing(request, memoryview(body)[json_bytes:])
 
 
@@ -208,23 +223,18 @@ def encode(
     for name in request.kept:
         little = np.ascontiguousarray(tensors[name], "<f4")
         places[name].write(little.reshape(-1).view(np.uint8).data)
-    head: dict[str, Any] = {"model_name": model, "model_version": str(version)}
-    if request.id:
-        head["id"] = request.id
     binary = [tensor for name, tensor in tensors.items() if request.outputs[name]]
     if not binary:
-        return None, None, gathered(_header(head, tensors, request))
-    header: list[Chunk]
+        return None, None, gathered(_header(_head(model, version, request.id), tensors, request))
     if len(binary) == len(tensors):
-        entries = [_entry(name, tensor, binary=True) for name, tensor in tensors.items()]
-        header = [orjson.dumps(head | {"outputs": entries})]
+        shapes = tuple([(name, tensor.shape) for name, tensor in tensors.items()])
+        header_of = _binary_header_again if len(request.id) <= _ID else _binary_header
+        header = header_of(model, version, request.id, shapes)
     else:
-        header = list(_header(head, tensors, request))
-    size = sum(map(len, header))
-    padding = -size % _ALIGNMENT
-    pieces = itertools.chain(header, [b" " * padding], *(raw(tensor) for tensor in binary))
-    size += padding
-    return size + sum(tensor.nbytes for tensor in binary), size, pieces
+        header = _aligned(b"".join(_header(_head(model, version, request.id), tensors, request)))
+    size = len(header)
+    pieces = itertools.chain([header], *[raw(tensor) for tensor in binary])
+    return size + sum([tensor.nbytes for tensor in binary]), size, pieces
 
 
 def sizes(request: InferRequest, answer: Answer) -> tuple[Size, Size]:
@@ -247,12 +257,33 @@ def _asked_for(request: InferRequest, answer: Answer) -> dict[str, Floats]:
     return {name: tensor for name in request.outputs if (tensor := named[name]) is not None}
 
 
+def _head(model: str, version: int, request_id: str) -> dict[str, Any]:
+    head: dict[str, Any] = {"model_name": model, "model_version": str(version)}
+    return head | {"id": request_id} if request_id else head
+
+
+def _binary_header(
+    model: str, version: int, request_id: str, shapes: tuple[tuple[str, tuple[int, ...]], ...]
+) -> bytes:
+    """Return the JSON of an answer whose tensors are all binary."""
+    outputs = [_entry(name, shape, binary=True) for name, shape in shapes]
+    return _aligned(orjson.dumps(_head(model, version, request_id) | {"outputs": outputs}))
+
+
+_binary_header_again = lru_cache(_REMEMBERED)(_binary_header)
+"""The same for one that may have been made before."""
+
+
+def _aligned(header: bytes) -> bytes:
+    return header + b" " * (-len(header) % _ALIGNMENT)
+
+
 def _header(
     head: dict[str, Any], tensors: Mapping[str, Floats], request: InferRequest
 ) -> Iterator[Chunk]:
     yield orjson.dumps(head)[:-1] + b',"outputs":['
     for i, (name, tensor) in enumerate(tensors.items()):
-        entry = _entry(name, tensor, binary=request.outputs[name])
+        entry = _entry(name, tensor.shape, binary=request.outputs[name])
         yield (b"," if i else b"") + orjson.dumps(entry)[:-1]
         if not request.outputs[name] and name not in request.kept:
             yield b',"data":'
@@ -261,10 +292,10 @@ def _header(
     yield b"]}"
 
 
-def _entry(name: str, tensor: Floats, *, binary: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": name, "datatype": FP32, "shape": tensor.shape}
+def _entry(name: str, shape: tuple[int, ...], *, binary: bool) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": name, "datatype": FP32, "shape": shape}
     if binary:
-        entry["parameters"] = {"binary_data_size": tensor.nbytes}
+        entry["parameters"] = {"binary_data_size": math.prod(shape) * DTYPES[FP32].itemsize}
     return entry
 
 
@@ -321,7 +352,9 @@ def _with_trailing(request: InferRequest, binary: memoryview) -> InferRequest:
         raise InvalidInput(
             f"body: expected {end} bytes of binary tensors after the JSON header, got {len(binary)}"
         )
-    return replace(request, arrays=arrays, trailing={})
+    return InferRequest(
+        request.id, arrays, {}, request.borrowed, request.options, request.outputs, request.kept
+    )
 
 
 def _decode(reader: Reader, *, with_weights: bool, timeout_s: float | None) -> InferRequest:

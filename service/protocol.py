@@ -11,15 +11,17 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Any, Final
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import HeadwiseError, TooLarge, TooSlow
 from service.exchange import CONNECTION
+from service.express import CLOSE, Express, Headers, Ride
+from service.pieces import Chunk
 from service.problems import status_of
 
 MAX_HEAD_BYTES: Final = 64 * 1024
@@ -28,11 +30,12 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 _UPGRADE = re.compile(rb"\r\nupgrade: *h2c(?=\r\n)", re.IGNORECASE)
 
 
-def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
+def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsProtocol]:
     """
-    Return the protocol; a head that takes longer is answered 408 and the connection closed.
+    Return the protocol, which offers each request that comes whole to the express way first.
 
-    One that grows beyond `MAX_HEAD_BYTES` is answered 413, whoever sends it.
+    A head that takes longer than the limit is answered 408 and the connection closed; one
+    that grows beyond `MAX_HEAD_BYTES` is answered 413, whoever sends it.
     """
 
     class TimedProtocol(HttpToolsProtocol):
@@ -41,23 +44,101 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
         _timer: asyncio.TimerHandle | None = None
         _loose_bytes = 0
         """How much has come since the last that was a body, or the end of a head or body."""
+        _is_in_request = False
+        """Part of a request has come, and part of it has not."""
+        _ride: Ride | None = None
+        """What is on the express way."""
+        _early = b""
+        """What has come of the next request meanwhile."""
+        _stays_open = True
+        _rests_since = 0.0
 
         @property
         def has_whole_body(self) -> bool:
             return not self.pipeline and self.cycle is not None and not self.cycle.more_body
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(_Gathering(transport, self.loop))  # type: ignore[arg-type]
+            self._gathering = _Gathering(transport, self.loop)
+            super().connection_made(self._gathering)  # type: ignore[arg-type]
             self.on_left: list[Callable[[], None]] = []
             self._start_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(exc)
+            if self._ride is not None:
+                ride, self._ride = self._ride, None
+                express.leave(ride)
             for tell in list(self.on_left):
                 tell()
 
         def data_received(self, data: bytes) -> None:
+            if self._ride is not None:
+                self._early += data
+                self.flow.pause_reading()
+                return
+            if self._is_at_rest:
+                self._ride = express.take(data, self)
+            if self._ride is None:
+                self._take_the_full_way(data)
+            else:
+                self._stop_timer()
+
+        def answer(self, status: int, headers: Headers, pieces: Iterable[Chunk]) -> None:
+            """Send the answer of what is on the express way; then it is free again."""
+            self._ride = None
+            if not self._stays_open and CLOSE not in headers:
+                headers.append(CLOSE)
+            lines = [b"%b: %b\r\n" % line for line in self.server_state.default_headers + headers]
+            self._gathering.send(b"".join([STATUS_LINE[status], *lines, b"\r\n"]), *pieces)
+            self.server_state.total_requests += 1
+            if CLOSE in headers:
+                self.transport.close()
+                return
+            self._rests_since = self.loop.time()
+            if self.timeout_keep_alive_task is None:
+                self._look_after_rest(self.timeout_keep_alive)
+            if self._early:
+                early, self._early = self._early, b""
+                self.flow.resume_reading()
+                self.data_received(early)
+
+        def shutdown(self) -> None:
+            if self._ride is None:
+                super().shutdown()
+            self._stays_open = False
+
+        def on_response_complete(self) -> None:
+            self._rests_since = self.loop.time()
+            super().on_response_complete()
+
+        def timeout_keep_alive_handler(self) -> None:
+            """Close the connection if it rests that long; one timer serves many calls."""
+            self.timeout_keep_alive_task = None
+            left_s = self._rests_since + self.timeout_keep_alive - self.loop.time()
+            if self._ride is not None:
+                self._look_after_rest(self.timeout_keep_alive)
+            elif left_s > 0:
+                self._look_after_rest(left_s)
+            else:
+                super().timeout_keep_alive_handler()
+
+        def _look_after_rest(self, seconds: float) -> None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                seconds, self.timeout_keep_alive_handler
+            )
+
+        @property
+        def _is_at_rest(self) -> bool:
+            """True when nothing of a request has come, and all of its answers has gone."""
+            return (
+                not self._is_in_request
+                and (self.cycle is None or self.cycle.response_complete)
+                and not self.pipeline
+                and not self.flow.write_paused
+            )
+
+        def _take_the_full_way(self, data: bytes) -> None:
             if self.cycle is None or self.cycle.response_complete:
                 if self._timer is None:
                     self._start_timer()
@@ -66,6 +147,10 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
             super().data_received(data)
             if self._loose_bytes > MAX_HEAD_BYTES:
                 self._refuse(TooLarge(f"head: at most {MAX_HEAD_BYTES} bytes, got more"))
+
+        def on_message_begin(self) -> None:
+            self._is_in_request = True
+            super().on_message_begin()
 
         def on_headers_complete(self) -> None:
             self._loose_bytes = 0
@@ -79,6 +164,7 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
 
         def on_message_complete(self) -> None:
             self._loose_bytes = 0
+            self._is_in_request = False
             # What came after an early answer was the rest of a body, and no head.
             self._stop_timer()
             super().on_message_complete()
@@ -87,7 +173,7 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
                 self.flow.resume_reading()
 
         def _start_timer(self) -> None:
-            self._timer = self.loop.call_later(seconds, self._on_timeout)
+            self._timer = self.loop.call_later(head_timeout_s, self._on_timeout)
 
         def _stop_timer(self) -> None:
             if self._timer is not None:
@@ -95,7 +181,7 @@ def with_head_timeout(seconds: float) -> type[HttpToolsProtocol]:
                 self._timer = None
 
         def _on_timeout(self) -> None:
-            limit = f"within {seconds:g} s of connecting or of its first byte"
+            limit = f"within {head_timeout_s:g} s of connecting or of its first byte"
             self._refuse(TooSlow(f"head: expected {limit}"))
 
         def _refuse(self, error: HeadwiseError) -> None:
@@ -130,7 +216,7 @@ class _Gathering:
         """Send the bytes, at the latest when the loop turns."""
         if self._held:
             held, self._held = self._held, b""
-            self._send(held, data)
+            self.send(held, data)
         elif data:
             self._held = data
             self._loop.call_soon(self._flush)
@@ -145,18 +231,26 @@ class _Gathering:
             held, self._held = self._held, b""
             self._transport.write(held)
 
-    def _send(self, head: bytes, body: bytes) -> None:
+    def send(self, *pieces: Chunk) -> None:
         """Give the system what it takes now, and the transport what is left."""
+        self._flush()
         sent = 0
         is_free = not self._transport.is_closing() and not self._transport.get_write_buffer_size()
         if self._socket is not None and is_free:
             # Whatever keeps it from being sent, the transport will meet and tell.
             with contextlib.suppress(OSError):
-                sent = os.writev(self._socket, (head, body))
-        if sent < len(head):
-            self._transport.writelines((head[sent:], body))
-        elif sent < len(head) + len(body):
-            self._transport.write(memoryview(body)[sent - len(head) :])
+                sent = os.writev(self._socket, pieces)
+        if sent < sum(map(len, pieces)):
+            self._transport.writelines(_after(pieces, sent))
+
+
+def _after(pieces: Iterable[Chunk], sent: int) -> list[Chunk]:
+    """Return what is left of the pieces without the first so many bytes."""
+    left: list[Chunk] = []
+    for piece in pieces:
+        left.append(memoryview(piece)[sent:])
+        sent = max(0, sent - len(piece))
+    return left
 
 
 def _without_upgrade(data: bytes) -> bytes:

@@ -1,0 +1,283 @@
+"""
+The express way: a small call that came whole, from bytes to bytes without a stop.
+
+Most calls of the protocol are small, and like the one before.  Of such a call a task,
+ASGI's messages and the layers between would take the greater part (bench/NOTES.md, "the
+express way").  So the connection offers here what it received; what is of the usual kind
+goes straight into the queue, and its answer straight to the socket.  Whatever else it is,
+and whatever is wrong with it, goes the full way, which tells: see `inference`.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from service import json_codec, oip_codec
+from service.batcher import Entry
+from service.calls import Answer, Call
+from service.compression import accepted, encoding_of
+from service.contract import LayerConfig
+from service.errors import Failed, HeadwiseError
+from service.head import END, plain_head
+from service.journal import (
+    CLIENT_LEFT,
+    INTERNAL,
+    REQUEST_ID,
+    Journal,
+    new_request_id,
+    own_request_id,
+    stages_of,
+    timing,
+)
+from service.keys import Keys
+from service.life import Life
+from service.models import Model, Models
+from service.openapi import INFER, INFER_VERSION
+from service.options import from_query
+from service.pieces import Chunk
+from service.problems import answer_of
+from service.settings import Settings
+from service.shapes import Limits, to_call
+from service.statistics import ModelStatistics, Statistics
+from service.workers import Size
+
+_HEAD_BYTES: Final = 8 * 1024
+"""Of a head that is remembered."""
+_HEADS: Final = 256
+"""How many are; a client's heads differ in the body's length at most."""
+
+_JSON: Final = (b"content-type", json_codec.MEDIA_TYPE.encode())
+_BINARY: Final = (b"content-type", oip_codec.BINARY_MEDIA_TYPE.encode())
+_HEADER_LENGTH: Final = oip_codec.HEADER_LENGTH.encode()
+CLOSE: Final = (b"connection", b"close")
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Connection(Protocol):
+    """Where a call came from; see `protocol`."""
+
+    def answer(self, status: int, headers: Headers, pieces: Iterable[Chunk]) -> None:
+        """Send an answer; its headers tell the length, and whether the connection ends."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What a head says of its call, as far as it is the same each time."""
+
+    path: str
+    """That of the documentation."""
+    name: str
+    plain_name: str
+    version: str | None
+    with_weights: bool
+    body_bytes: int
+    json_bytes: int
+    timeout_s: float | None
+    request_id: str | None
+    headers: Headers
+    named: dict[str, str]
+
+
+class Express:
+    """Takes calls of the usual kind."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        limits: Limits,
+        models: Models,
+        life: Life,
+        keys: Keys | None,
+        journal: Journal,
+        statistics: Statistics,
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._models = models
+        self._life = life
+        self._keys = keys
+        self._journal = journal
+        self._statistics = statistics
+        self._routes: dict[bytes, _Route | None] = {}
+
+    def take(self, data: bytes, connection: Connection) -> "Ride | None":
+        """
+        Take the request, which `connection.answer` will be called for once; None = it is not taken.
+
+        `data` is all that has come since the last request.  Nothing has happened to a
+        request that is not taken.
+        """
+        end = data.find(END) + len(END)
+        if not len(END) <= end <= _HEAD_BYTES or self._life.phase != "serving":
+            return None
+        route = self._route(data[:end])
+        if route is None or len(data) != end + route.body_bytes:
+            return None
+        started = time.monotonic()
+        try:
+            key = None if self._keys is None else self._keys.name_of(route.headers)
+            model = self._models.ready(self._models.get(route.plain_name, route.version))
+            asked = oip_codec.decode(
+                memoryview(data)[end:], route.json_bytes, route.with_weights, route.timeout_s
+            )
+            if asked.slots:
+                return None
+            call = to_call(asked.tensors, asked.options, model.layer, self._limits)
+            if not _answer_size(asked, call, model.layer).is_small:
+                return None
+            counted = self._statistics.of(route.name, model.version)
+            request_id = route.request_id or new_request_id()
+            ride = Ride(route, connection, model, asked, counted, started, request_id, key)
+            deliver = partial(self._arrive, ride)
+            ride.entry = model.batcher.enter(call, deliver, on_run=counted.run)
+        except HeadwiseError:
+            return None
+        self._life.begin()
+        return ride
+
+    def leave(self, ride: "Ride") -> None:
+        """Forget a call whose caller has left."""
+        if ride.entry is not None:
+            ride.model.batcher.leave(ride.entry)
+        ride.counted.failed(time.monotonic() - ride.started)
+        self._end(ride, CLIENT_LEFT, None, 0)
+
+    def _route(self, head: bytes) -> _Route | None:
+        """Return what the head says; None = it is not of the usual kind."""
+        try:
+            return self._routes[head]
+        except KeyError:
+            if len(self._routes) >= _HEADS:
+                self._routes.clear()
+            route = self._routes[head] = self._read(head)
+            return route
+
+    def _read(self, content: bytes) -> _Route | None:
+        head = plain_head(content)
+        target = None if head is None else oip_codec.infer_target(head.path)
+        if head is None or target is None or head.method != "POST":
+            return None
+        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+        settings, accepts = self._settings, named.get("accept-encoding", "")
+        try:
+            timeout_s = from_query([], named).get("timeout_s")
+            json_bytes = oip_codec.json_size(named.get(oip_codec.HEADER_LENGTH), head.body_bytes)
+            is_compressed = encoding_of(named.get("content-encoding", "")) is not None
+            is_compressed |= settings.compress_answers and accepted(accepts) is not None
+        except HeadwiseError:
+            return None
+        is_small = Size(json_bytes, head.body_bytes - json_bytes).is_small
+        if is_compressed or not is_small or head.body_bytes > settings.max_body_bytes:
+            return None
+        name, version = target
+        plain_name, with_weights = oip_codec.split_model_name(name)
+        return _Route(
+            path=INFER if version is None else INFER_VERSION,
+            name=name,
+            plain_name=plain_name,
+            version=version,
+            with_weights=with_weights,
+            body_bytes=head.body_bytes,
+            json_bytes=json_bytes,
+            timeout_s=timeout_s if isinstance(timeout_s, float) else None,
+            request_id=own_request_id(dict(head.headers)),
+            headers=head.headers,
+            named=named,
+        )
+
+    def _arrive(self, ride: "Ride", outcome: Answer | Exception) -> None:
+        """Answer, whatever became of the call."""
+        try:
+            if isinstance(outcome, Answer):
+                self._answer(ride, outcome)
+            elif isinstance(outcome, HeadwiseError):
+                self._refuse(ride, outcome)
+            else:
+                raise outcome
+        except Exception:
+            logging.getLogger("headwise").exception(
+                "a request failed", extra={"fields": {"request_id": ride.request_id}}
+            )
+            if not ride.is_answered:
+                self._refuse(ride, Failed(INTERNAL))
+
+    def _answer(self, ride: "Ride", answer: Answer) -> None:
+        """Send the answer, then write it down: its caller may go on meanwhile."""
+        route, model = ride.route, ride.model
+        encode_started = time.monotonic()
+        length, header_size, chunks = oip_codec.encode(
+            route.name, model.version, ride.asked, answer, {}
+        )
+        pieces = list(chunks)
+        length = sum(map(len, pieces)) if length is None else length
+        headers = [_JSON]
+        if header_size is not None:
+            headers = [_BINARY, (_HEADER_LENGTH, b"%d" % header_size)]
+        now = time.monotonic()
+        stages = stages_of(answer)
+        stages["encode"], stages["total"] = now - encode_started, now - ride.started
+        headers += [(b"content-length", b"%d" % length), timing(stages)]
+        self._send(ride, 200, headers, pieces)
+        self._end(ride, 200, None, length)
+        self._journal.call(model.name, answer, stages, route.named, ride.counted)
+
+    def _refuse(self, ride: "Ride", error: HeadwiseError) -> None:
+        """Send what went wrong, then write it down."""
+        seconds = time.monotonic() - ride.started
+        status, headers, body = answer_of(error)
+        headers.append(timing({"total": seconds}))
+        self._send(ride, status, headers, [body])
+        self._end(ride, status, error.code, len(body))
+        ride.counted.failed(seconds)
+
+    def _send(self, ride: "Ride", status: int, headers: Headers, pieces: list[Chunk]) -> None:
+        headers.append((REQUEST_ID, ride.request_id.encode()))
+        if self._life.phase != "serving":
+            headers.append(CLOSE)
+        ride.is_answered = True
+        ride.connection.answer(status, headers, pieces)
+
+    def _end(self, ride: "Ride", status: int, code: str | None, answer_bytes: int) -> None:
+        self._life.end()
+        self._journal.request(
+            method="POST",
+            route=ride.route.path,
+            status=status,
+            code=code,
+            started=ride.started,
+            answer_bytes=answer_bytes,
+            request_id=ride.request_id,
+            key=ride.key,
+        )
+
+
+@dataclass(eq=False, slots=True)
+class Ride:
+    """A call on its way."""
+
+    route: _Route
+    connection: Connection
+    model: Model
+    asked: oip_codec.InferRequest
+    counted: ModelStatistics
+    started: float
+    request_id: str
+    key: str | None
+    entry: Entry | None = None
+    is_answered: bool = False
+
+
+def _answer_size(asked: oip_codec.InferRequest, call: Call, layer: LayerConfig) -> Size:
+    """Return how much work writing the answer will be."""
+    rows, length, embed_dim = call.inputs.embeddings.shape
+    numbers = rows * length * embed_dim
+    if call.weights:
+        numbers += rows * layer.num_heads * length * call.inputs.key_length
+    if all(asked.outputs.values()):
+        return Size(raw_bytes=4 * numbers)
+    return Size(json_bytes=4 * numbers)
