@@ -105,6 +105,12 @@ class Express:
         self._statistics = statistics
         self._routes: dict[bytes, _Route | None] = {}
 
+    def lacks(self, data: bytes) -> int:
+        """Return how many bytes are missing of a request that may be taken once it is whole."""
+        end = data.find(END) + len(END)
+        route = self._route(data[:end]) if len(END) <= end <= _HEAD_BYTES else None
+        return 0 if route is None else max(0, end + route.body_bytes - len(data))
+
     def take(self, data: bytes, connection: Connection) -> "Ride | None":
         """
         Take the request, which `connection.answer` will be called for once; None = it is not taken.

@@ -27,6 +27,9 @@ from service.problems import status_of
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of a head, or of what follows a body's last chunk, when it does not come in one read."""
 
+_PATIENCE_S: Final = 0.05
+"""How long the express way is kept open for the rest of a request."""
+
 _UPGRADE = re.compile(rb"\r\nupgrade: *h2c(?=\r\n)", re.IGNORECASE)
 
 
@@ -50,6 +53,9 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
         """What is on the express way."""
         _early = b""
         """What has come of the next request meanwhile."""
+        _lacks: int | None = None
+        """How many bytes a request lacks that may go the express way; None = none is held."""
+        _patience: asyncio.TimerHandle | None = None
         _stays_open = True
         _rests_since = 0.0
 
@@ -60,10 +66,12 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
         def connection_made(self, transport: Any) -> None:
             self._gathering = _Gathering(transport, self.loop)
             super().connection_made(self._gathering)  # type: ignore[arg-type]
+            self._held: list[bytes] = []
             self.on_left: list[Callable[[], None]] = []
             self._start_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            self._let_go()
             self._stop_timer()
             super().connection_lost(exc)
             if self._ride is not None:
@@ -77,12 +85,42 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
                 self._early += data
                 self.flow.pause_reading()
                 return
-            if self._is_at_rest:
-                self._ride = express.take(data, self)
+            if not self._is_at_rest:
+                self._take_the_full_way(data)
+                return
+            self._held.append(data)
+            if self._lacks is None:
+                self._lacks = express.lacks(data)
+            else:
+                self._lacks -= len(data)
+            if self._lacks > 0:
+                self._hold()
+                return
+            data = self._release()
+            self._ride = express.take(data, self)
             if self._ride is None:
                 self._take_the_full_way(data)
             else:
                 self._stop_timer()
+
+        def _hold(self) -> None:
+            """Wait a moment for the rest of a request that may go the express way."""
+            self._stop_timer()
+            if self._patience is None:
+                self._patience = self.loop.call_later(_PATIENCE_S, self._let_go)
+
+        def _release(self) -> bytes:
+            """Return what was held, and wait no more."""
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
+            held, self._held, self._lacks = self._held, [], None
+            return held[0] if len(held) == 1 else b"".join(held)
+
+        def _let_go(self) -> None:
+            """Send what is held the full way, which can wait."""
+            if self._held:
+                self._take_the_full_way(self._release())
 
         def answer(self, status: int, headers: Headers, pieces: Iterable[Chunk]) -> None:
             """Send the answer of what is on the express way; then it is free again."""
@@ -104,9 +142,10 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
                 self.data_received(early)
 
         def shutdown(self) -> None:
+            self._let_go()
+            self._stays_open = False
             if self._ride is None:
                 super().shutdown()
-            self._stays_open = False
 
         def on_response_complete(self) -> None:
             self._rests_since = self.loop.time()
@@ -116,7 +155,7 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
             """Close the connection if it rests that long; one timer serves many calls."""
             self.timeout_keep_alive_task = None
             left_s = self._rests_since + self.timeout_keep_alive - self.loop.time()
-            if self._ride is not None:
+            if self._ride is not None or self._held:
                 self._look_after_rest(self.timeout_keep_alive)
             elif left_s > 0:
                 self._look_after_rest(left_s)

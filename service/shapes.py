@@ -40,7 +40,7 @@ class Options:
     priority: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Tensors:
     """
     What a codec read, dense: ragged sequences are padded, with their true lengths beside.
