@@ -1,0 +1,432 @@
+"""The express way: who goes it, and that nobody can tell it from the full one."""
+
+import asyncio
+import gzip
+import re
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from service.batcher import Batcher, QueueLimits
+from service.engine import Engine
+from service.express import Express, Headers
+from service.joining import RunLimits
+from service.journal import Journal
+from service.keys import Keys
+from service.life import Life
+from service.metrics import Metrics
+from service.models import Models, loader
+from service.pieces import Chunk
+from service.settings import Settings
+from service.shapes import Limits
+from service.statistics import Statistics
+from service.tracing import NoTracing
+from tests.layers import Layers
+from tests.server import Server, until
+
+SAME_EACH_TIME = {"date", "server-timing", "x-request-id", "connection"}
+"""Headers in which two answers to one request may differ."""
+
+
+def request(
+    *headers: str,
+    path: str = "/v2/models/tiny/infer",
+    method: str = "POST",
+    rows: int = 1,
+    length: int = 2,
+    wire: str = "binary",
+    version: str = "HTTP/1.1",
+    body: Callable[[bytes], bytes] = lambda body: body,
+    **more: Any,
+) -> bytes:
+    """Return a whole request about a tensor of ascending numbers."""
+    numbers = np.arange(rows * length * 8, dtype="<f4") / 100
+    entry: dict[str, Any] = {
+        "name": "embeddings",
+        "datatype": "FP32",
+        "shape": [rows, length, 8],
+    }
+    lines = list(headers)
+    if wire == "binary":
+        entry["parameters"] = {"binary_data_size": numbers.nbytes}
+        document = {"inputs": [entry], "parameters": {"binary_data_output": True}} | more
+        header = orjson.dumps(document)
+        content = header + numbers.tobytes()
+        lines.append(f"Inference-Header-Content-Length: {len(header)}")
+    else:
+        entry["data"] = numbers.tolist()
+        content = orjson.dumps({"inputs": [entry]} | more)
+    content = body(content)
+    head = [f"{method} {path} {version}", "Host: a", *lines, f"Content-Length: {len(content)}"]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + content
+
+
+@dataclass
+class Caller:
+    """A connection that keeps what it was sent."""
+
+    answers: list[tuple[int, dict[bytes, bytes], bytes]] = field(default_factory=list)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def answer(self, status: int, headers: Headers, pieces: Iterable[Chunk]) -> None:
+        """Keep it."""
+        self.answers.append((status, dict(headers), b"".join(pieces)))
+        self.heard.set()
+
+
+@dataclass
+class House:
+    """An express way and what it leads through."""
+
+    express: Express
+    life: Life
+    models: Models
+    metrics: Metrics
+
+
+@pytest.fixture(scope="module")
+def repository(layers: Layers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a repository that is soon loaded."""
+    path = tmp_path_factory.mktemp("one") / "repository"
+    shutil.copytree(layers.repository / "tiny", path / "tiny")
+    return path
+
+
+def house(repository: Path, *, keys: Keys | None = None, **settings: Any) -> House:
+    """Return one with real engines; call it where a loop runs."""
+    chosen = Settings(**settings)
+    life, metrics = Life(), Metrics()
+
+    def batcher_of(name: str, engine: Engine) -> Batcher:
+        queue = QueueLimits(chosen.max_queue_calls, chosen.max_queue_tokens, chosen.timeout_s)
+        limits = RunLimits(chosen.max_run_tokens, chosen.max_run_cells, chosen.max_padding)
+        return Batcher(engine, queue, limits, metrics.of_model(name))
+
+    models = Models(loader(provider="cpu", threads=1, lanes=1, batcher_of=batcher_of), repository)
+    models.load()
+    models.warm_up()
+    limits = Limits(chosen.max_rows, chosen.max_length, chosen.max_tokens, chosen.max_answer_bytes)
+    journal = Journal(metrics, NoTracing(), names_keys=keys is not None)
+    express = Express(chosen, limits, models, life, keys, journal, Statistics())
+    return House(express, life, models, metrics)
+
+
+def outcome(repository: Path, data: bytes, **settings: Any) -> list[tuple[int, Any, bytes]] | None:
+    """Return what was answered on the express way; None = it did not take the request."""
+
+    async def scenario() -> list[tuple[int, Any, bytes]] | None:
+        made = house(repository, **settings)
+        caller = Caller()
+        taken = made.express.take(data, caller)
+        assert made.life.in_flight == (taken is not None)
+        await made.models.close()
+        await asyncio.sleep(0)
+        assert made.life.in_flight == 0
+        assert made.metrics.of_model("tiny").queue_calls == 0
+        assert (taken is None) == (not caller.answers)
+        return caller.answers if taken is not None else None
+
+    return asyncio.run(scenario())
+
+
+USUAL = {
+    "binary": request(),
+    "JSON": request(wire="json"),
+    "rows": request(rows=3, length=5),
+    "weights": request(path="/v2/models/tiny-weights/infer"),
+    "version": request(path="/v2/models/tiny/versions/1/infer"),
+    "id": request(id="an id"),
+    "long id": request(id="x" * 500),
+    "timeout": request("X-Request-Timeout-S: 5"),
+    "heads": request(
+        path="/v2/models/tiny-weights/infer",
+        parameters={"heads": "1", "binary_data_output": True},
+    ),
+    "causal": request(parameters={"causal": True, "priority": 3}),
+    "own id": request("X-Request-Id: mine"),
+    "trace": request("traceparent: 00-" + "a" * 32 + "-" + "b" * 16 + "-01"),
+    "odd case": request("x-OTHER: 1"),
+}
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_usual_call_is_taken_and_answered_once(repository: Path, name: str) -> None:
+    """Its caller hears one answer, of the length that is told."""
+    answers = outcome(repository, USUAL[name])
+
+    assert answers is not None
+    [(status, headers, body)] = answers
+    assert status == 200
+    assert int(headers[b"content-length"]) == len(body)
+    assert re.search(rb"queue;dur=.*total;dur=", headers[b"server-timing"])
+
+
+UNUSUAL = {
+    "another endpoint": request(path="/v1/attention"),
+    "another verb": request(method="PUT"),
+    "a query": request(path="/v2/models/tiny/infer?a=1"),
+    "an unknown model": request(path="/v2/models/nope/infer"),
+    "another version": request(path="/v2/models/tiny/versions/9/infer"),
+    "compressed": request("Content-Encoding: gzip", body=gzip.compress),
+    "unknown encoding": request("Content-Encoding: br"),
+    "wrong time limit": request("X-Request-Timeout-S: soon"),
+    "expects": request("Expect: 100-continue"),
+    "closes": request("Connection: close"),
+    "not whole": request()[:-1],
+    "more than one": request() * 2,
+    "no head": b"POST /v2",
+    "nothing": b"",
+    "HTTP/1.0": request(version="HTTP/1.0"),
+    "no JSON": request(wire="json", body=lambda body: b"{" + body),
+    "too short": request(body=lambda body: body[:-4]),
+    "shared memory": request(
+        outputs=[
+            {
+                "name": "output",
+                "parameters": {
+                    "shared_memory_region": "r",
+                    "shared_memory_byte_size": 64,
+                },
+            }
+        ]
+    ),
+    "much": request(rows=64, length=600),
+    "much of an answer": request(path="/v2/models/tiny-weights/infer", length=400),
+    "much of a JSON answer": request(length=3000, parameters={}),
+    "a long head": request(f"X-Long: {'x' * 9000}"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_is_not_usual_is_not_taken(repository: Path, name: str) -> None:
+    """It goes the full way, as if nobody had looked at it."""
+    assert outcome(repository, UNUSUAL[name]) is None
+
+
+def test_compressed_answers_go_the_full_way(repository: Path) -> None:
+    """Where they are switched on and asked for."""
+    data = request("Accept-Encoding: gzip")
+
+    assert outcome(repository, data) is not None
+    assert outcome(repository, data, compress_answers=True) is None
+
+
+def test_request_that_is_refused_is_not_taken(repository: Path, tmp_path: Path) -> None:
+    """A key, the phase of the server, the queue: the full way says what is wrong."""
+    path = tmp_path / "keys"
+    path.write_text("someone:" + "k" * 40 + "\n")
+
+    async def scenario() -> None:
+        made = house(repository, keys=Keys(path))
+        assert made.express.take(request(), Caller()) is None
+        assert made.express.take(request("X-API-Key: " + "n" * 40), Caller()) is None
+        caller = Caller()
+        assert made.express.take(request("X-API-Key: " + "k" * 40), caller) is not None
+        made.life.phase = "draining"
+        assert made.express.take(request("X-API-Key: " + "k" * 40), Caller()) is None
+        await made.models.close()
+        assert [status for status, _, _ in caller.answers] == [200]
+        assert caller.answers[0][1][b"connection"] == b"close"
+        made = house(repository, max_queue_calls=1)
+        assert made.express.take(request(), Caller()) is not None
+        assert made.express.take(request(), Caller()) is None
+        await made.models.close()
+
+    asyncio.run(scenario())
+
+
+def test_many_heads_are_forgotten_again(repository: Path) -> None:
+    """Callers that put a number of their own into each head cost no memory in the end."""
+
+    async def scenario() -> int:
+        made = house(repository)
+        for i in range(1000):
+            assert made.express.lacks(request(f"X-Call: {i}")[:-1]) == 1
+        return len(made.express._routes)
+
+    assert asyncio.run(scenario()) <= 256
+
+
+def test_deadline_that_passes_is_told(repository: Path) -> None:
+    """As on the full way: 504 and the code."""
+    answers = outcome(repository, request("X-Request-Timeout-S: 0.000000001"))
+
+    assert answers is not None
+    [(status, headers, body)] = answers
+    assert status == 504
+    assert headers[b"x-error-code"] == b"deadline_exceeded"
+    assert orjson.loads(body)["code"] == "deadline_exceeded"
+
+
+def test_failure_that_nobody_thought_of_is_told(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A 500 without what it was, and the next call is served."""
+
+    async def scenario() -> Caller:
+        made = house(repository)
+        engine, caller = made.models.get("tiny").engine, Caller()
+        with monkeypatch.context() as broken:
+            broken.setattr(engine, "run", lambda *_, **__: 1 / 0)
+            assert made.express.take(request(), caller) is not None
+            await caller.heard.wait()
+        assert made.express.take(request(), caller) is not None
+        await made.models.close()
+        await asyncio.sleep(0)
+        return caller
+
+    first, second = asyncio.run(scenario()).answers
+    assert first[0] == 500
+    assert orjson.loads(first[2])["code"] == "internal"
+    assert b"division" not in first[2]
+    assert second[0] == 200
+
+
+def connect(server: Server) -> socket.socket:
+    """Return a bare connection."""
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Return the next answer."""
+    response = HTTPResponse(connection)
+    response.begin()
+    body = response.read()
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return response.status, headers, body
+
+
+NO_REQUEST = {"not whole", "more than one", "no head", "nothing", "expects", "closes", "HTTP/1.0"}
+"""What has not one answer, or no other way to go."""
+
+
+@pytest.mark.parametrize("name", [*USUAL, *(UNUSUAL.keys() - NO_REQUEST)])
+def test_both_ways_answer_alike(server: Server, name: str) -> None:
+    """Status, body and headers; what asks for its connection's end goes the full way."""
+    data = (USUAL | UNUSUAL)[name]
+    answers = []
+    for sent in (data, data.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n", 1)):
+        with connect(server) as connection:
+            connection.sendall(sent)
+            status, headers, body = answer(connection)
+        kept = {name: text for name, text in headers.items() if name not in SAME_EACH_TIME}
+        answers.append((status, kept, body))
+
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.2])
+def test_request_in_parts_is_answered(server: Server, pause_s: float) -> None:
+    """However it is cut, and whether or not the rest comes in time for the express way."""
+    data = request(length=7)
+    head = data.index(b"\r\n\r\n") + 4
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for cuts in ([head], [head - 2], [10], [head + 9], [head, head + 20], [head, -1]):
+            start = 0
+            for cut in [*cuts, len(data)]:
+                connection.sendall(data[start:cut] if cut > 0 else data[start:-1])
+                start = cut if cut > 0 else len(data) - 1
+                time.sleep(pause_s)
+            assert answer(connection)[0] == 200
+
+
+def test_requests_of_one_connection_are_answered_in_their_order(server: Server) -> None:
+    """Early ones wait, whether they came in one packet, apart, or in part."""
+    ids = [f"call {i}" for i in range(40)]
+    data = [request(id=name, length=1 + i % 5) for i, name in enumerate(ids)]
+    joined = b"".join(data)
+    for cuts in ([len(joined)], [len(data[0]), len(joined)], list(range(97, len(joined) + 97, 97))):
+        with connect(server) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            start = 0
+            for cut in cuts:
+                connection.sendall(joined[start:cut])
+                start = cut
+            found = []
+            for _ in ids:
+                status, headers, body = answer_of(connection)
+                assert status == 200
+                size = int(headers["inference-header-content-length"])
+                found.append(orjson.loads(body[:size])["id"])
+        assert found == ids
+
+
+def answer_of(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Return the next answer, and take nothing of the one after it."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += connection.recv(1)
+    status, *lines = head.decode().strip().split("\r\n")
+    headers = {name.lower(): text for name, _, text in (line.partition(": ") for line in lines)}
+    body = b""
+    while len(body) < int(headers["content-length"]):
+        body += connection.recv(int(headers["content-length"]) - len(body))
+    return int(status.split()[1]), headers, body
+
+
+@pytest.fixture(scope="module")
+def brief(layers: Layers) -> Iterator[Server]:
+    """Return a server that lets connections rest for a second."""
+    with Server(layers.repository, keep_alive_s=1) as running:
+        yield running
+
+
+def test_connection_that_rests_is_closed_and_one_that_works_is_not(brief: Server) -> None:
+    """The time counts from the last answer, whichever way it went."""
+    whole, full = request(), request("Expect: nothing")
+    for data in (whole, full, whole):
+        with connect(brief) as connection:
+            for _ in range(6):
+                connection.sendall(data)
+                assert answer(connection)[0] in (200, 417)
+                time.sleep(0.4)
+            started = time.monotonic()
+            assert connection.recv(1) == b""
+            assert 0.1 < time.monotonic() - started < 5
+
+
+def test_caller_that_leaves_is_written_down(layers: Layers) -> None:
+    """Before all of its body has come, and while its call is run."""
+    with Server(layers.repository) as server:
+        with connect(server) as connection:
+            connection.sendall(request()[:-1])
+        until(lambda: '"status":499' in server.log())
+        calls = [connect(server) for _ in range(20)]
+        for connection in calls:
+            connection.sendall(request(rows=16, length=200))
+        for connection in calls:
+            connection.close()
+        until(lambda: server.log().count('"message":"request"') == 21)
+        metrics = server.get("/metrics").text
+    assert 'headwise_queue_calls{model="tiny"} 0.0' in metrics
+    assert "headwise_requests_in_flight 1.0" in metrics  # the one that asks
+    counted = re.findall(r"^headwise_requests_total{.*infer.*} (.*)", metrics, re.MULTILINE)
+    assert sum(map(float, counted)) == 21
+
+
+def test_end_of_the_server_waits_for_what_it_took(layers: Layers) -> None:
+    """SIGTERM: what is on its way is answered, and its connection closed."""
+    with Server(layers.repository, grace_s=1) as server:
+        with connect(server) as connection:
+            connection.sendall(request())
+            assert "connection" not in answer(connection)[1]
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for_log('"stopping"')
+            connection.sendall(request())
+            status, headers, _ = answer(connection)
+            assert status == 200
+            assert headers["connection"] == "close"
+            assert connection.recv(1) == b""
+        assert server.process.wait(30) == 0

@@ -1,0 +1,45 @@
+"""Which heads are those of plain requests, and what they say."""
+
+import pytest
+
+from service.head import plain_head
+
+PLAIN = b"POST /v2/models/mha/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\nX-One: 1\r\n\r\n"
+
+
+def test_plain_head_says_what_the_request_says() -> None:
+    """Names in lower case, values as they came, in their order."""
+    head = plain_head(PLAIN)
+
+    assert head is not None
+    assert (head.method, head.path, head.body_bytes) == ("POST", "/v2/models/mha/infer", 7)
+    assert head.headers == [(b"host", b"a"), (b"content-length", b"7"), (b"x-one", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("found", "put"),
+    [
+        (b"HTTP/1.1", b"HTTP/1.0"),
+        (b"HTTP/1.1", b"HTTP/9.9"),
+        (b"/infer", b"/infer?model=mha"),
+        (b"/infer", b"/inf%65r"),
+        (b"/infer", b"/inf\xc3\xa9r"),
+        (b"/v2", b"http://a/v2"),
+        (b"Content-Length: 7\r\n", b""),
+        (b"Content-Length: 7", b"Content-Length: -7"),
+        (b"Content-Length: 7", b"Content-Length: 7\r\nContent-Length: 7"),
+        (b"Content-Length: 7", b"Content-Length: 99999999999999999999999"),
+        (b"Content-Length: 7", b"Transfer-Encoding: chunked"),
+        (b"Content-Length: 7", b"Transfer-Encoding: chunked\r\nContent-Length: 7"),
+        (b"X-One: 1", b"Connection: close"),
+        (b"X-One: 1", b"Expect: 100-continue"),
+        (b"X-One: 1", b"Connection: upgrade\r\nUpgrade: h2c"),
+        (b"X-One: 1", b"X-One : 1"),
+        (b"X-One: 1", b"X-One: 1\n X-Two: 2"),
+        (b"\r\n\r\n", b"\r\n"),
+        (b"POST", b"P\x00ST"),
+    ],
+)
+def test_head_of_anything_else_is_not_plain(found: bytes, put: bytes) -> None:
+    """Whoever reads it then knows all that HTTP may say."""
+    assert plain_head(PLAIN.replace(found, put, 1)) is None
