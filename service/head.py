@@ -38,7 +38,7 @@ def plain_head(content: bytes) -> Head | None:
         return None
     names = [name for name, _ in reader.headers]
     is_plain = (
-        reader.is_whole
+        reader.is_all
         and parser.get_http_version() == "1.1"
         and parser.should_keep_alive()
         and names.count(b"content-length") == 1
@@ -60,7 +60,8 @@ class _Reader:
     def __init__(self) -> None:
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
-        self.is_whole = False
+        self.is_all = False
+        """It is a whole head, and nothing more."""
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -69,4 +70,10 @@ class _Reader:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self.is_whole = True
+        self.is_all = True
+
+    def on_body(self, body: bytes) -> None:
+        self.is_all = False
+
+    def on_message_begin(self) -> None:
+        self.is_all = False

@@ -8,8 +8,6 @@ each call.
 """
 
 import asyncio
-import contextlib
-import os
 import re
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -21,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.errors import HeadwiseError, TooLarge, TooSlow
 from service.exchange import CONNECTION
 from service.express import CLOSE, Express, Headers, Ride
+from service.gathering import Gathering
 from service.pieces import Chunk
 from service.problems import status_of
 
@@ -64,7 +63,7 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
             return not self.pipeline and self.cycle is not None and not self.cycle.more_body
 
         def connection_made(self, transport: Any) -> None:
-            self._gathering = _Gathering(transport, self.loop)
+            self._gathering = Gathering(transport, self.loop)
             super().connection_made(self._gathering)  # type: ignore[arg-type]
             self._held: list[bytes] = []
             self.on_left: list[Callable[[], None]] = []
@@ -230,66 +229,6 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
                 self.transport.close()
 
     return TimedProtocol
-
-
-class _Gathering:
-    """
-    A transport that sends two writes of one turn of the loop together, and at once.
-
-    Uvicorn writes an answer's head and body apart: two system calls here, two
-    packets on the way, and two wake-ups there.  And the loop's own transport sends
-    when the turn is over: an answer would wait until it is counted and logged.
-    """
-
-    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._held = b""
-        is_plain = transport.get_extra_info("sslcontext") is None
-        self._socket = transport.get_extra_info("socket").fileno() if is_plain else None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Send the bytes, at the latest when the loop turns."""
-        if self._held:
-            held, self._held = self._held, b""
-            self.send(held, data)
-        elif data:
-            self._held = data
-            self._loop.call_soon(self._flush)
-
-    def close(self) -> None:
-        """Close the connection once all is sent."""
-        self._flush()
-        self._transport.close()
-
-    def _flush(self) -> None:
-        if self._held:
-            held, self._held = self._held, b""
-            self._transport.write(held)
-
-    def send(self, *pieces: Chunk) -> None:
-        """Give the system what it takes now, and the transport what is left."""
-        self._flush()
-        sent = 0
-        is_free = not self._transport.is_closing() and not self._transport.get_write_buffer_size()
-        if self._socket is not None and is_free:
-            # Whatever keeps it from being sent, the transport will meet and tell.
-            with contextlib.suppress(OSError):
-                sent = os.writev(self._socket, pieces)
-        if sent < sum(map(len, pieces)):
-            self._transport.writelines(_after(pieces, sent))
-
-
-def _after(pieces: Iterable[Chunk], sent: int) -> list[Chunk]:
-    """Return what is left of the pieces without the first so many bytes."""
-    left: list[Chunk] = []
-    for piece in pieces:
-        left.append(memoryview(piece)[sent:])
-        sent = max(0, sent - len(piece))
-    return left
 
 
 def _without_upgrade(data: bytes) -> bytes:

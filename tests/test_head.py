@@ -37,6 +37,10 @@ def test_plain_head_says_what_the_request_says() -> None:
         (b"X-One: 1", b"X-One : 1"),
         (b"X-One: 1", b"X-One: 1\n X-Two: 2"),
         (b"\r\n\r\n", b"\r\n"),
+        (b"\r\nX-One", b"\r\n\r\nX-One"),
+        (b"\r\nX-One", b"\n\nX-One"),
+        (b"7\r\nX-One: 1", b"0\n\nPOST /b HTTP/1.1\r\nContent-Length: 7"),
+        (b"7\r\nX-One: 1", b"0\r\n\r\nPOST /b HTTP/1.1\r\nContent-Length: 7"),
         (b"POST", b"P\x00ST"),
     ],
 )

@@ -37,7 +37,7 @@ ROWS = [
     },
     {"options"},
     {"log_settings"},
-    {"json_codec", "safetensors_codec", "oip_codec", "exchange", "compression"},
+    {"json_codec", "safetensors_codec", "oip_codec", "exchange", "gathering", "compression"},
     {"problems"},
     {"middleware", "openapi", "control"},
     {"express"},
