@@ -148,8 +148,9 @@ class Express:
 
     def leave(self, ride: "Ride") -> None:
         """Forget a call whose caller has left."""
-        if ride.entry is not None:
-            ride.model.batcher.leave(ride.entry)
+        entry, ride.entry = ride.entry, None
+        if entry is not None:
+            ride.model.batcher.leave(entry)
         ride.counted.failed(time.monotonic() - ride.started)
         self._end(ride, CLIENT_LEFT, None, 0)
 
@@ -198,6 +199,7 @@ class Express:
 
     def _arrive(self, ride: "Ride", outcome: Answer | Exception) -> None:
         """Answer, whatever became of the call."""
+        ride.entry = None  # the entry leads here: a ring would keep the answer's memory
         try:
             if isinstance(outcome, Answer):
                 self._answer(ride, outcome)

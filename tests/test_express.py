@@ -1,6 +1,7 @@
 """The express way: who goes it, and that nobody can tell it from the full one."""
 
 import asyncio
+import gc
 import gzip
 import re
 import shutil
@@ -17,9 +18,10 @@ import numpy as np
 import orjson
 import pytest
 
-from service.batcher import Batcher, QueueLimits
+from service.batcher import Batcher, Entry, QueueLimits
+from service.calls import Answer, Call
 from service.engine import Engine
-from service.express import Express, Headers
+from service.express import Express, Headers, Ride
 from service.joining import RunLimits
 from service.journal import Journal
 from service.keys import Keys
@@ -430,3 +432,31 @@ def test_end_of_the_server_waits_for_what_it_took(layers: Layers) -> None:
             assert headers["connection"] == "close"
             assert connection.recv(1) == b""
         assert server.process.wait(30) == 0
+
+
+def test_answered_call_leaves_nothing_to_collect(repository: Path) -> None:
+    """Its memory is free at once, not when the collector next looks for rings."""
+    kinds = {Ride, Entry, Call, Answer}
+
+    async def scenario() -> list[object]:
+        made = house(repository)
+
+        async def call() -> None:
+            caller = Caller()
+            taken = made.express.take(request(), caller)
+            assert taken is not None
+            await caller.heard.wait()
+
+        await call()
+        await asyncio.sleep(0.1)
+        gc.collect()
+        gc.disable()
+        try:
+            await call()
+            await asyncio.sleep(0.1)
+            return [thing for thing in gc.get_objects() if type(thing) in kinds]
+        finally:
+            gc.enable()
+            await made.models.close()
+
+    assert asyncio.run(scenario()) == []
