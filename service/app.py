@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from service import __version__
 from service.errors import HeadwiseError, StartRefused
 from service.express import Express
+from service.heap import give_back
 from service.inference import Inference
 from service.journal import Journal
 from service.keys import Keys
@@ -41,6 +42,9 @@ from service.workers import Workers
 
 _WATCH_S = 1.0
 """How often the file of keys is read again: a key that is taken out is of no use after that."""
+
+_REST_S = 5.0
+"""How long no engine must have run before memory is given back, at the least."""
 
 _DESCRIPTION = """\
 Serves a multi-head-attention layer: send embeddings, get outputs and each head's weights.
@@ -80,6 +84,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(_bring_up(models, refuse))]
+        tasks.append(asyncio.create_task(_rest(metrics)))
         if settings.repository_poll_s:
             tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
         if keys is not None:
@@ -133,6 +138,18 @@ async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> N
         event("ready", seconds=round(time.monotonic() - started, 3))
     else:
         event("not ready", level=logging.ERROR, problem=models.problem)
+
+
+async def _rest(metrics: Metrics) -> None:
+    """Give freed memory back whenever no engine has run for a while."""
+    seen = given = 0
+    while True:
+        await asyncio.sleep(_REST_S)
+        runs = metrics.runs
+        if runs == seen != given:
+            await asyncio.to_thread(give_back)
+            given = runs
+        seen = runs
 
 
 async def _poll(models: Models, seconds: float) -> None:

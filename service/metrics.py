@@ -65,6 +65,11 @@ class Metrics(Collector):
             self._models[model] = ModelMetrics()
         return self._models[model]
 
+    @property
+    def runs(self) -> int:
+        """How often an engine has run."""
+        return sum(model.runs["calls"].count for model in self._models.values())
+
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)

@@ -1,10 +1,15 @@
 """What the C library keeps."""
 
 import platform
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
-from service.heap import keep_small_blocks
+from service.heap import give_back, keep_small_blocks
+from tests.layers import Layers
+from tests.server import Server, until
 
 
 def test_heap_settings_are_taken_by_this_c_library() -> None:
@@ -13,3 +18,36 @@ def test_heap_settings_are_taken_by_this_c_library() -> None:
         pytest.skip("not glibc")
 
     assert keep_small_blocks()
+
+
+def test_freed_memory_is_given_back_by_this_c_library() -> None:
+    """Something always is: the test process has freed much."""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("not glibc")
+    assert keep_small_blocks()
+    blocks = [bytearray(1024 * 1024) for _ in range(64)]
+    del blocks
+
+    assert give_back()
+
+
+def test_server_that_rests_gives_memory_back(layers: Layers) -> None:
+    """What large calls took is the system's again some seconds after the last of them."""
+    with Server(layers.repository) as server:
+        status = Path(f"/proc/{server.process.pid}/statm")
+
+        def resident_mb() -> float:
+            return int(status.read_text().split()[1]) * 4096 / 2**20
+
+        before = resident_mb()
+        content = save({"embeddings": np.ones((64, 256, 24), np.float32)})
+        for _ in range(5):
+            answer = server.post(
+                "/v1/attention?model=mha&weights=true",
+                content=content,
+                headers={"Content-Type": "application/x-safetensors"},
+            )
+            assert answer.status_code == 200
+        worked = resident_mb()
+        assert worked > before + 40
+        until(lambda: resident_mb() < before + (worked - before) / 2)
