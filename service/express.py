@@ -42,7 +42,7 @@ from service.problems import answer_of
 from service.settings import Settings
 from service.shapes import Limits, to_call
 from service.statistics import ModelStatistics, Statistics
-from service.workers import Size
+from service.workers import JSON_PER_RAW_BYTE, Size
 
 _HEAD_BYTES: Final = 8 * 1024
 """Of a head that is remembered."""
@@ -288,4 +288,4 @@ def _answer_size(asked: oip_codec.InferRequest, call: Call, layer: LayerConfig) 
         numbers += rows * layer.num_heads * length * call.inputs.key_length
     if all(asked.outputs.values()):
         return Size(raw_bytes=4 * numbers)
-    return Size(json_bytes=4 * numbers)
+    return Size(json_bytes=4 * numbers * JSON_PER_RAW_BYTE)

@@ -34,7 +34,7 @@ from service.settings import Settings
 from service.shapes import Limits, to_call
 from service.shared_memory import SharedMemory
 from service.statistics import ModelStatistics, Statistics
-from service.workers import Size, Workers
+from service.workers import JSON_PER_RAW_BYTE, Size, Workers
 
 _JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON, or what curl says when nothing was said."""
@@ -146,7 +146,7 @@ class Inference:
         length: int | None = None
         pieces: Iterator[Chunk]
         if format_out == json_codec.MEDIA_TYPE:
-            size = Size(json_bytes=answer.nbytes)
+            size = Size(json_bytes=JSON_PER_RAW_BYTE * answer.nbytes)
             pieces = json_codec.encode(model.name, model.version, answer, single=single)
         else:
             size = Size(raw_bytes=answer.nbytes)

@@ -36,7 +36,7 @@ from service.options import MAX_TIMEOUT_S, check_known, checked, checked_heads
 from service.pieces import Chunk, gathered, json_array, raw
 from service.shapes import Options, Tensors
 from service.shared_memory import Place, Slot, checked_size
-from service.workers import Size
+from service.workers import JSON_PER_RAW_BYTE, Size
 
 REGION: Final = "shared_memory_region"
 HEADER_LENGTH: Final = "inference-header-content-length"
@@ -246,7 +246,7 @@ def sizes(request: InferRequest, answer: Answer) -> tuple[Size, Size]:
         elif request.outputs[name]:
             raw_bytes += tensor.nbytes
         else:
-            json_bytes += tensor.nbytes
+            json_bytes += JSON_PER_RAW_BYTE * tensor.nbytes
     # The JSON that stands before raw tensors is made at once: its length is told first.
     first = Size(json_bytes if raw_bytes else 0, kept_bytes)
     return first, Size(0, raw_bytes) if raw_bytes else Size(json_bytes)

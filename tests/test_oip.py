@@ -17,7 +17,7 @@ from service.calls import Answer, Stages
 from service.errors import InvalidInput
 from service.oip_codec import InferRequest, decode, sizes
 from service.shapes import Options
-from service.workers import Size
+from service.workers import JSON_PER_RAW_BYTE, Size
 from tests.calls import check_close, expected, infer_body, random_case
 from tests.layers import CONFIGS, Layers
 from tests.server import Server
@@ -730,7 +730,9 @@ def test_infer_only_mixed_answers_are_long_before_their_first_byte() -> None:
         request = InferRequest("", {}, {}, {}, Options(), outputs, {})
         return sizes(request, answer)[0]
 
-    assert first(output=True, attention_weights=False) == Size(json_bytes=weights.nbytes)
+    assert first(output=True, attention_weights=False) == Size(
+        json_bytes=JSON_PER_RAW_BYTE * weights.nbytes
+    )
     assert first(output=True, attention_weights=True) == Size()
     assert first(output=False, attention_weights=False) == Size()
 
