@@ -7,20 +7,23 @@ Every comparison takes turns in one run; medians are printed.  The layer is the
 default one (768 wide, 12 heads), published into `artifacts` when it is missing.
 """
 
-import asyncio
+import multiprocessing
 import platform
 import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import orjson
-import uvloop
 
-from bench.load import CONNECTION_LOST, Connection, Result, closed_load, open_load, request_bytes
+from bench.loadtest.drive import Plan, closed_load, open_load
+from bench.loadtest.endpoint import Endpoint, request_bytes
+from bench.loadtest.records import FAILURES, GOOD, Records
 from bench.servers import HOST, ROOT, Peer, echo, headwise, plain
 from service.calls import Call, Inputs
 from service.contract import LayerConfig
@@ -34,6 +37,7 @@ WIDTH = 768
 PATH = "/v2/models/mha/infer"
 ROUNDS = 3
 SECONDS = 4.0
+REFUSED = 429
 
 
 def main(argv: Sequence[str]) -> None:
@@ -50,7 +54,7 @@ def mixed() -> None:
     """64 clients, lengths 1..64: Headwise against the plain reference, and against its bound."""
     lengths = np.random.default_rng(0).permutation(np.tile(np.arange(1, 65), 4))
     requests = [infer_request(1, int(length)) for length in lengths]
-    seen: dict[str, list[Result]] = {"headwise": [], "plain": [], "echo": []}
+    seen: dict[str, list[Records]] = {"headwise": [], "plain": [], "echo": []}
     engine_rates = []
     with headwise(REPOSITORY) as ours, plain(REPOSITORY) as theirs, echo() as floor:
         peers = {"headwise": ours, "plain": theirs, "echo": floor}
@@ -62,7 +66,7 @@ def mixed() -> None:
     engine = statistics.median(engine_rates)
     bound = 1 / (1 / engine + 1 / rates["echo"])
     for name, results in seen.items():
-        p50, p99 = (statistics.median(r.percentiles_ms(q)[0] for r in results) for q in (50, 99))
+        p50, p99 = (statistics.median(percentile_ms(r, q) for r in results) for q in (50, 99))
         print(f"{name}: {rates[name]:.0f} calls/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     print(f"engine alone, the same mix joined by hand: {engine:.0f} calls/s")
     print(f"headwise / plain: {rates['headwise'] / rates['plain']:.2f} (wanted >= 4)")
@@ -81,7 +85,7 @@ def single() -> None:
             for _ in range(ROUNDS * 2):
                 for name, peer in (("batcher", ours), ("direct", direct)):
                     result = closed(peer, requests, clients=1, seconds=2)
-                    p50s[name].append(result.percentiles_ms(50)[0])
+                    p50s[name].append(percentile_ms(result, 50))
         medians = {name: statistics.median(values) for name, values in p50s.items()}
         ratio = statistics.median(
             a / b for a, b in zip(p50s["batcher"], p50s["direct"], strict=True)
@@ -103,7 +107,8 @@ def overload(seconds: float = 60) -> None:
     requests = [infer_request(1, 32)]
     with headwise(REPOSITORY) as peer:
         capacity = closed(peer, requests, clients=64, seconds=10).rate
-        refusable = closed(peer, [infer_request(1, 32, model="none")], clients=64).answered
+        unknown = closed(peer, [infer_request(1, 32, model="none")], clients=64)
+        refusable = unknown.offered / unknown.seconds
         print(
             f"capacity (64 clients that wait): {capacity:.0f} calls/s;"
             f" refusing alone: {refusable:.0f} calls/s"
@@ -112,24 +117,24 @@ def overload(seconds: float = 60) -> None:
         for factor in (0.5, 1, 2, 5, 10):
             before = peer.resident_mb()
             rate = min(capacity * factor, 0.8 * refusable)
-            result = uvloop.run(
-                open_load(HOST, peer.port, requests, rate=rate, seconds=seconds, connections=1024)
-            )
-            p50, p99 = result.percentiles_ms(50, 99)
-            refused_p50, refused_p99 = result.percentiles_ms(50, 99, status=429)
-            refused = result.statuses.count(429) / result.seconds
+            plan = Plan(seconds=seconds, warmup_s=0)
+            at = _endpoint(peer)
+            result = open_load(at, requests, rate=rate, connections=1024, plan=plan)
+            p50, p99 = (percentile_ms(result, q) for q in (50, 99))
+            refused_p50, refused_p99 = (percentile_ms(result, q, of=REFUSED) for q in (50, 99))
+            refused = result.outcome.count(REFUSED) / result.seconds
             left = peak * (1 - refused / refusable)
             print(
                 f"{factor}x: offered {result.offered / seconds:.0f}/s, good {result.rate:.0f}/s:"
                 f" {result.rate / peak:.2f} of peak, {result.rate / left:.2f} of what"
                 f" {refused:.0f} refusals/s leave; p50 {p50:.1f} p99 {p99:.1f} ms;"
-                f" refused p50 {refused_p50:.1f} p99 {refused_p99:.1f} ms; {result.by_status()};"
+                f" refused p50 {refused_p50:.1f} p99 {refused_p99:.1f} ms; {outcomes(result)};"
                 f" memory {before:.0f} -> {peer.resident_mb():.0f} MB",
                 flush=True,
             )
             peak = max(peak, result.rate)
             started = time.perf_counter()
-            while closed(peer, requests, clients=1, seconds=0.05).percentiles_ms(50)[0] > 10:
+            while percentile_ms(closed(peer, requests, clients=1, seconds=0.05), 50) > 10:
                 pass
             print(f"   as fast as before after {time.perf_counter() - started:.2f} s", flush=True)
 
@@ -141,40 +146,51 @@ def health() -> None:
     body = orjson.dumps(
         {"model": "mha", "weights": True, "embeddings": block}, option=orjson.OPT_SERIALIZE_NUMPY
     )
-    for name, request in (("binary", binary), ("json", request_bytes("/v1/attention", body))):
+    for name, request in (("binary", binary), ("json", request_bytes(HOST, "/v1/attention", body))):
         with headwise(REPOSITORY, max_body_bytes=2**28) as peer:
-            latencies, statuses = uvloop.run(_probe_under(peer, request, clients=4, seconds=20))
-        p50, p99, top = np.percentile(latencies, (50, 99, 100)) * 1e3
+            probes, calls = _probe_under(peer, request, clients=4, seconds=20)
+        p50, p99, top = (percentile_ms(probes, q) for q in (50, 99, 100))
         print(
             f"{name} ({len(request) / 1e6:.0f} MB a request), 4 clients: live p50 {p50:.1f}"
-            f" p99 {p99:.1f} max {top:.1f} ms over {len(latencies)} probes; calls {statuses}"
+            f" p99 {p99:.1f} max {top:.1f} ms over {probes.offered} probes,"
+            f" {outcomes(probes)}; calls {outcomes(calls)}"
         )
 
 
-async def _probe_under(
+def _probe_under(
     peer: Peer, request: bytes, *, clients: int, seconds: float
-) -> tuple[list[float], dict[int, int]]:
-    load = asyncio.create_task(
-        closed_load(HOST, peer.port, [request], clients=clients, seconds=seconds)
-    )
-    connection = await Connection.open(HOST, peer.port)
+) -> tuple[Records, Records]:
+    """Return what came of probes, due 20 times a second, and of the calls beside them."""
     probe = b"GET /v2/health/live HTTP/1.1\r\nHost: bench\r\n\r\n"
-    latencies = []
-    while not load.done():
-        started = time.perf_counter()
-        status = await connection.send(probe)
-        if status == CONNECTION_LOST:
-            raise RuntimeError("the probe's connection was lost")
-        latencies.append(time.perf_counter() - started)
-        await asyncio.sleep(0.05)
-    return latencies, load.result().by_status()
+    at, plan = _endpoint(peer), Plan(seconds=seconds, warmup_s=2)
+    # A process of its own: what large answers take of the interpreter delays no probe.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        load = pool.submit(closed_load, at, [request], clients=clients, plan=plan)
+        probes = open_load(at, [probe], rate=20, arrivals="constant", plan=plan)
+        return probes, load.result()
 
 
 def closed(
     peer: Peer, requests: Sequence[bytes], *, clients: int, seconds: float = SECONDS
-) -> Result:
+) -> Records:
     """Return what so many clients saw that wait for their answers."""
-    return uvloop.run(closed_load(HOST, peer.port, requests, clients=clients, seconds=seconds))
+    plan = Plan(seconds=seconds, warmup_s=0)
+    return closed_load(_endpoint(peer), requests, clients=clients, plan=plan)
+
+
+def percentile_ms(records: Records, share: float, *, of: int = GOOD) -> float:
+    """Return the latency, in ms, of answers of one status; NaN without an answer."""
+    own = records.latencies_s(of=of)
+    return float(np.percentile(own, share)) * 1e3 if own.size else float("nan")
+
+
+def outcomes(records: Records) -> dict[int | str, int]:
+    """Return how many calls ended with each status, or in words how else."""
+    return {FAILURES.get(how, how): count for how, count in Counter(records.outcome).items()}
+
+
+def _endpoint(peer: Peer) -> Endpoint:
+    return Endpoint("http", HOST, peer.port)
 
 
 def infer_request(rows: int, length: int, *, model: str = "mha") -> bytes:
@@ -188,9 +204,10 @@ def infer_request(rows: int, length: int, *, model: str = "mha") -> bytes:
     }
     header = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
     return request_bytes(
+        HOST,
         f"/v2/models/{model}/infer",
         header + x.tobytes(),
-        Inference_Header_Content_Length=str(len(header)),
+        ("Inference-Header-Content-Length", str(len(header))),
     )
 
 

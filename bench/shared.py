@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from bench.load import request_bytes
+from bench.loadtest.endpoint import request_bytes
 from bench.servers import HOST
 
 
@@ -50,4 +50,4 @@ def _request(shape: tuple[int, ...], sizes: Mapping[str, int], region: str, mode
     entry = {"name": given, "shape": shape, "datatype": "FP32", "parameters": places[given]}
     asked = [{"name": name, "parameters": places[name]} for name in wanted]
     body = orjson.dumps({"inputs": [entry], "outputs": asked})
-    return request_bytes(f"/v2/models/{model}/infer", body)
+    return request_bytes(HOST, f"/v2/models/{model}/infer", body)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import orjson
 
-from bench.load import request_bytes
+from bench.loadtest.endpoint import request_bytes
 from bench.many_callers import (
     GRAPH,
     REPOSITORY,
@@ -25,9 +25,11 @@ from bench.many_callers import (
     closed,
     infer_request,
     machine,
+    outcomes,
+    percentile_ms,
     publish,
 )
-from bench.servers import Peer, echo, headwise, plain
+from bench.servers import HOST, Peer, echo, headwise, plain
 from bench.shared import shared_request
 from service import json_codec
 from service.calls import Answer, Inputs, Stages
@@ -167,7 +169,7 @@ def against_plain() -> None:
 
 def attention_request(rows: int, length: int) -> bytes:
     """Return a request to `/v1/attention` in JSON."""
-    return request_bytes("/v1/attention", _attention_body(rows, length))
+    return request_bytes(HOST, "/v1/attention", _attention_body(rows, length))
 
 
 def _attention_body(rows: int, length: int) -> bytes:
@@ -177,9 +179,9 @@ def _attention_body(rows: int, length: int) -> bytes:
 
 def _p50(peer: Peer, request: bytes, clients: int = 1) -> float:
     result = closed(peer, [request], clients=clients, seconds=1.5)
-    if set(result.by_status()) != {200}:
-        raise RuntimeError(f"{peer.name}: {result.by_status()}")
-    return result.percentiles_ms(50)[0]
+    if set(result.outcome) != {200}:
+        raise RuntimeError(f"{peer.name}: {outcomes(result)}")
+    return percentile_ms(result, 50)
 
 
 def _in_turn(*works: Callable[[], object]) -> list[float]:

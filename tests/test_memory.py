@@ -1,6 +1,5 @@
 """Memory stays flat, whatever the shapes: the slow check, and proof that it can fail."""
 
-import asyncio
 import statistics
 from collections.abc import Sequence
 
@@ -8,7 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from bench.load import closed_load, request_bytes
+from bench.loadtest.drive import Plan, closed_load
+from bench.loadtest.endpoint import Endpoint, request_bytes
 from bench.servers import HOST, Peer, headwise
 from tests.layers import Layers
 
@@ -50,21 +50,23 @@ def requests(count: int) -> list[bytes]:
         weights = "true" if random.random() < 0.3 else "false"
         made.append(
             request_bytes(
+                HOST,
                 f"/v1/attention?model=mha&weights={weights}",
                 save(tensors),
-                Content_Type="application/x-safetensors",
+                ("Content-Type", "application/x-safetensors"),
             )
         )
     return made
 
 
-async def memory_by_calls(peer: Peer, sent: Sequence[bytes], calls: int) -> list[tuple[int, float]]:
+def memory_by_calls(peer: Peer, sent: Sequence[bytes], calls: int) -> list[tuple[int, float]]:
     """Return (calls so far, resident MB), taken every few hundred calls."""
+    endpoint, plan = Endpoint("http", HOST, peer.port), Plan(seconds=0.2, warmup_s=0)
     samples, done = [], 0
     while done < calls:
-        result = await closed_load(HOST, peer.port, sent, clients=8, seconds=0.2)
-        assert set(result.statuses) == {200}
-        done += len(result.statuses)
+        records = closed_load(endpoint, sent, clients=8, plan=plan)
+        assert set(records.outcome) == {200}
+        done += records.offered
         samples.append((done, peer.resident_mb()))
     return samples
 
@@ -80,7 +82,7 @@ def growth_mb(samples: list[tuple[int, float]]) -> float:
 def test_memory_is_flat_over_many_calls_of_random_shapes(layers: Layers) -> None:
     """The runtime's arena, the queue and the codecs all give back what they took."""
     with headwise(layers.repository) as peer:
-        samples = asyncio.run(memory_by_calls(peer, requests(2000), CALLS))
+        samples = memory_by_calls(peer, requests(2000), CALLS)
 
     assert growth_mb(samples) <= ALLOWED_MB, samples[:: len(samples) // 20]
 
@@ -89,6 +91,6 @@ def test_memory_is_flat_over_many_calls_of_random_shapes(layers: Layers) -> None
 def test_memory_check_sees_a_leak_of_one_kilobyte_a_call(layers: Layers) -> None:
     """The check above can fail."""
     with headwise(layers.repository, argv=("-c", LEAK)) as peer:
-        samples = asyncio.run(memory_by_calls(peer, requests(2000), CALLS // 3))
+        samples = memory_by_calls(peer, requests(2000), CALLS // 3)
 
     assert growth_mb(samples) > ALLOWED_MB, samples[:: len(samples) // 20]

@@ -1,16 +1,18 @@
 """Crowds, killed clients and restarts under traffic: the slow checks of calm."""
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import Awaitable
 from pathlib import Path
 
+import httpx
 import numpy as np
-import orjson
 import pytest
 from safetensors.numpy import save
 
-from bench.load import Connection, request_bytes
+from bench.loadtest.endpoint import request_bytes
 from bench.servers import HOST, free_port
 from tests.layers import Layers
 from tests.server import Server, until
@@ -19,14 +21,17 @@ from tests.test_main import metric
 CLIENTS = 1000
 RESTARTS = 20
 POLL_S = 0.5
+LIMIT_S = 60
 
-GOOD = request_bytes(
-    "/v1/attention", orjson.dumps({"model": "tiny", "embeddings": [[0.5] * 8] * 4})
-)
+LOST = 0
+"""Stands for the status of a call whose connection ended without an answer."""
+
+GOOD = {"model": "tiny", "embeddings": [[0.5] * 8] * 4}
 LONG = request_bytes(
+    HOST,
     "/v1/attention?model=mha&weights=true",
     save({"embeddings": np.zeros((4, 200, 24), np.float32)}),
-    Content_Type="application/x-safetensors",
+    ("Content-Type", "application/x-safetensors"),
 )
 
 
@@ -46,11 +51,12 @@ async def kill_clients(server: Server, count: int) -> None:
     port = int(server.url.rsplit(":", 1)[1])
 
     async def one(i: int) -> None:
-        connection = await Connection.open(HOST, port)
-        answer = connection.send(LONG if i % 2 else LONG[: len(LONG) // 2])
+        _, writer = await asyncio.open_connection(HOST, port)
+        writer.write(LONG if i % 2 else LONG[: len(LONG) // 2])
         await asyncio.sleep(0.001 * (i % 7))
-        connection.close()
-        await answer
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
     for start in range(0, count, 50):
         await asyncio.gather(*(one(i) for i in range(start, start + 50)))
@@ -78,6 +84,14 @@ def test_killed_clients_leave_nothing_behind(layers: Layers) -> None:
     assert after.status_code == 200
 
 
+async def status_of(call: Awaitable[httpx.Response]) -> int:
+    """Return the status that a call is answered with, or that it is not."""
+    try:
+        return (await call).status_code
+    except httpx.TransportError:
+        return LOST
+
+
 class Watcher:
     """A client of two instances: it polls readiness, never stops sending, never sends again."""
 
@@ -88,29 +102,22 @@ class Watcher:
         self.stop = False
 
     async def poll(self) -> None:
-        """Ask both for readiness, over and over."""
-        probe = b"GET /v2/health/ready HTTP/1.1\r\nHost: x\r\n\r\n"
+        """Ask both for readiness, over and over, each time over a new connection."""
         while not self.stop:
             for port in self.ports:
-                try:
-                    connection = await Connection.open(HOST, port)
-                except OSError:
-                    self.ready.discard(port)
-                    continue
-                status = await connection.send(probe)
+                async with httpx.AsyncClient(timeout=LIMIT_S) as client:
+                    status = await status_of(client.get(f"http://{HOST}:{port}/v2/health/ready"))
                 (self.ready.add if status == 200 else self.ready.discard)(port)
-                connection.close()
             await asyncio.sleep(POLL_S)
 
     async def send(self) -> None:
         """Send to whatever was last seen ready, over kept connections."""
-        kept: dict[int, Connection] = {}
-        while not self.stop:
-            for port in sorted(self.ready):
-                if port not in kept or not kept[port].is_usable:
-                    kept[port] = await Connection.open(HOST, port)
-                self.answers.append(await kept[port].send(GOOD))
-            await asyncio.sleep(0)
+        async with httpx.AsyncClient(timeout=LIMIT_S) as client:
+            while not self.stop:
+                for port in sorted(self.ready):
+                    call = client.post(f"http://{HOST}:{port}/v1/attention", json=GOOD)
+                    self.answers.append(await status_of(call))
+                await asyncio.sleep(0)
 
 
 @pytest.mark.slow

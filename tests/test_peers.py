@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import orjson
 import pytest
-import uvloop
 
-from bench.load import Connection
+from bench.loadtest.drive import Plan, closed_load
+from bench.loadtest.endpoint import Endpoint
 from bench.peers import environment, messages
 from bench.peers.__main__ import main
 from bench.peers.catalogue import PEERS
@@ -212,7 +212,10 @@ def test_request_arrives_whole_and_its_answer_is_read(
     recorder.answer = answer_of(peer, wire, wanted)
     request = peer.request(wire, *SHAPE, weights=weights, width=WIDTH)
 
-    assert uvloop.run(_sent(recorder.port, [request, request])) == [200, 200]
+    plan = Plan(count=2, warmup_s=0)
+    records = closed_load(Endpoint("http", HOST, recorder.port), [request], clients=1, plan=plan)
+
+    assert list(records.outcome) == [200, 200]
 
     first, second = recorder.requests
     assert first == second
@@ -256,13 +259,6 @@ def answer_of(peer: Peer, wire: Format, tensors: Tensors) -> bytes:
         return orjson.dumps({"outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
     content, _ = serving_wire.write(list(tensors.values()), binary=wire == "binary")
     return content
-
-
-async def _sent(port: int, requests: list[bytes]) -> list[int]:
-    connection = await Connection.open(HOST, port)
-    statuses = [await connection.send(request) for request in requests]
-    connection.close()
-    return statuses
 
 
 def test_binary_answer_with_a_byte_too_many_is_refused() -> None:

@@ -120,13 +120,8 @@ class Endpoint:
     def post_bytes(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
         """Return a whole POST request, ready to be sent."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        lines = [
-            f"POST {self.base}{path} HTTP/1.1",
-            f"Host: {host}:{self.port}",
-            f"Content-Length: {len(body)}",
-        ]
-        lines += [f"{name}: {value}" for name, value in (*headers.items(), *self.headers)]
-        return "\r\n".join([*lines, "", ""]).encode() + body
+        own = (*headers.items(), *self.headers)
+        return request_bytes(f"{host}:{self.port}", self.base + path, body, *own)
 
     def ask(
         self,
@@ -161,6 +156,13 @@ class Endpoint:
             raise Unreachable(f"{self.url}: {reason_of(error)}") from None
         finally:
             connection.close()
+
+
+def request_bytes(host: str, path: str, body: bytes, *headers: tuple[str, str]) -> bytes:
+    """Return a whole POST request, for whichever port of that host."""
+    lines = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def reason_of(error: Exception) -> str:

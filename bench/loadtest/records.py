@@ -66,10 +66,10 @@ class Records:
         good: npt.NDArray[np.bool_] = np.array(self.outcome) == GOOD
         return good
 
-    def latencies_s(self, *, since: str = "due") -> npt.NDArray[np.float64]:
-        """Return how long the good answers took since their calls were `due`, or `sent`."""
+    def latencies_s(self, *, since: str = "due", of: int = GOOD) -> npt.NDArray[np.float64]:
+        """Return how long answers `of` one outcome took since their calls were `due`, or `sent`."""
         start = np.array(self.due if since == "due" else self.sent)
-        took: npt.NDArray[np.float64] = (np.array(self.done) - start)[self.is_good()]
+        took: npt.NDArray[np.float64] = (np.array(self.done) - start)[np.array(self.outcome) == of]
         return took
 
     @property

@@ -16,7 +16,7 @@ BentoML.
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.load import request_bytes
+from bench.loadtest.endpoint import request_bytes
 from bench.peers import messages
 from bench.peers.messages import Format
 from bench.peers.peer import WIDTH, InstalledPeer, Tensors, Tuning, embeddings
@@ -58,7 +58,8 @@ class BentoML(InstalledPeer):
         if wire == "json":
             return messages.nested_json_request("/json", x, weights=weights)
         path = "/binary_weights" if weights else "/binary"
-        return request_bytes(path, messages.saved(x), Content_Type="application/octet-stream")
+        content_type = ("Content-Type", "application/octet-stream")
+        return request_bytes(HOST, path, messages.saved(x), content_type)
 
     def read(self, wire: Format, body: bytes) -> Tensors:
         """See `Peer.read`."""

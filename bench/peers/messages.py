@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from bench.load import request_bytes
+from bench.loadtest.endpoint import request_bytes
+from bench.servers import HOST
 
 Format = Literal["binary", "json"]
 Floats = npt.NDArray[np.float32]
@@ -66,10 +67,11 @@ def oip_binary_request(path: str, embeddings: Floats, *, weights: bool) -> bytes
         }
     )
     return request_bytes(
+        HOST,
         path,
         header + embeddings.tobytes(),
-        Content_Type="application/octet-stream",
-        Inference_Header_Content_Length=str(len(header)),
+        ("Content-Type", "application/octet-stream"),
+        ("Inference-Header-Content-Length", str(len(header))),
     )
 
 
@@ -83,7 +85,7 @@ def oip_json_request(path: str, embeddings: Floats, *, weights: bool) -> bytes:
     }
     outputs = [{"name": name} for name in names(weights=weights)]
     body = orjson.dumps({"inputs": [entry], "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
-    return request_bytes(path, body, Content_Type="application/json")
+    return request_bytes(HOST, path, body, ("Content-Type", "application/json"))
 
 
 def nested_json_request(path: str, embeddings: Floats, *, weights: bool) -> bytes:
@@ -91,7 +93,7 @@ def nested_json_request(path: str, embeddings: Floats, *, weights: bool) -> byte
     body = orjson.dumps(
         {"embeddings": embeddings, "weights": weights}, option=orjson.OPT_SERIALIZE_NUMPY
     )
-    return request_bytes(path, body, Content_Type="application/json")
+    return request_bytes(HOST, path, body, ("Content-Type", "application/json"))
 
 
 def read_oip_binary(body: bytes) -> dict[str, Floats]:

@@ -1,13 +1,15 @@
 """What a peer's documentation leaves open, tried: each candidate in turn, round after round."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import uvloop
 
-from bench.load import Result, closed_load
+from bench.loadtest.drive import Plan, closed_load
+from bench.loadtest.endpoint import Endpoint
+from bench.loadtest.records import Records
 from bench.peers.check import Wrong
 from bench.peers.peer import Peer, Tuning
 from bench.servers import HOST
@@ -37,10 +39,9 @@ def tune(peer: Peer, graph: Path, *, threads: int) -> Iterator[str]:
     for _ in range(ROUNDS):
         for tuning in peer.candidates:
             with peer.start(graph, threads, tuning) as running:
-                _load(peer, running.port, mixed, CLIENTS, _WARM_UP_S)
-                rates[tuning].append(_load(peer, running.port, mixed, CLIENTS, SECONDS).rate)
-                one = _load(peer, running.port, single, 1, SECONDS)
-                medians[tuning].append(one.percentiles_ms(50)[0])
+                rates[tuning].append(_load(peer, running.port, mixed, CLIENTS).rate)
+                one = _load(peer, running.port, single, 1)
+                medians[tuning].append(float(np.median(one.latencies_s())) * 1e3)
     first = peer.candidates[0]
     for tuning in peer.candidates:
         chosen = " (chosen)" if tuning == peer.tuning else ""
@@ -55,8 +56,9 @@ def tune(peer: Peer, graph: Path, *, threads: int) -> Iterator[str]:
         )
 
 
-def _load(peer: Peer, port: int, requests: list[bytes], clients: int, seconds: float) -> Result:
-    result = uvloop.run(closed_load(HOST, port, requests, clients=clients, seconds=seconds))
-    if set(result.statuses) != {200}:
-        raise Wrong(f"{peer.name}: expected status 200 alone, got {result.by_status()}")
-    return result
+def _load(peer: Peer, port: int, requests: list[bytes], clients: int) -> Records:
+    plan = Plan(seconds=SECONDS, warmup_s=_WARM_UP_S)
+    records = closed_load(Endpoint("http", HOST, port), requests, clients=clients, plan=plan)
+    if set(records.outcome) != {200}:
+        raise Wrong(f"{peer.name}: expected status 200 alone, got {dict(Counter(records.outcome))}")
+    return records
