@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -77,6 +78,23 @@ def test_waiting_for_a_connection_counts_in_latency() -> None:
     assert (records.latencies_s() >= 0.05 * (number + 1) - 0.01 * number - 1e-3).all()
     assert (records.latencies_s(since="sent") >= 0.049).all()
     assert len(records.lag) == 1  # only the first found a connection free
+
+
+def test_answer_has_come_when_the_kernel_has_it() -> None:
+    """A generator that is kept from reading for a while makes no server look slower."""
+    plan = Plan(seconds=1.0, warmup_s=0.0)
+
+    def dawdle(live: Live) -> bool:
+        time.sleep(0.1)
+        return True
+
+    with Stub(delays_ms=[20]) as stub:
+        endpoint, requests, _ = prepare(stub.url)
+
+        records = closed_load(endpoint, requests, clients=2, plan=plan, watch=dawdle)
+
+    assert max(records.latencies_s()) < 0.1
+    assert max(np.diff(sorted(records.sent))) > 0.1
 
 
 def test_calls_of_the_warm_up_are_not_measured() -> None:

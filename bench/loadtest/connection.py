@@ -4,6 +4,8 @@ import contextlib
 import os
 import socket
 import ssl
+import struct
+import time
 from typing import Any, Final, Literal
 
 import httptools
@@ -15,6 +17,11 @@ State = Literal["connecting", "handshaking", "free", "busy", "closed"]
 Wish = Literal["read", "write"]
 
 _PART: Final = 256 * 1024
+_TIMESTAMPS: Final = 35
+"""SO_TIMESTAMPNS of Linux: what is received comes with the moment when it came."""
+_MOMENT: Final = struct.Struct("@ll")
+"""Seconds and nanoseconds of the wall clock."""
+_ROOM: Final = socket.CMSG_SPACE(_MOMENT.size)
 _KNOWN: Final = {13: b"server-timing", 31: b"inference-header-content-length"}
 """Headers that are kept, by the length of their names: most are passed over by that alone."""
 
@@ -37,6 +44,10 @@ class Connection:
         plain = socket.socket(family, socket.SOCK_STREAM)
         plain.setblocking(False)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is None:
+            # Where it cannot be had, an answer has come when it is read.
+            with contextlib.suppress(OSError):
+                plain.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
         self._tls, self._host = tls, host
         self.socket: socket.socket = plain
         self.state: State = "connecting"
@@ -133,7 +144,7 @@ class Connection:
         """
         while True:
             try:
-                data = self.socket.recv(_PART)
+                data, moment = self._read()
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return False
             except OSError as error:
@@ -147,6 +158,8 @@ class Connection:
             except httptools.HttpParserError as error:
                 raise ConnectionLost from error
             if self._whole:
+                if moment is not None:
+                    self.lay_s = max(0.0, time.time() - moment)
                 if self._keeps_alive:
                     self.state = "free"
                 else:
@@ -154,6 +167,17 @@ class Connection:
                 return True
             if self._tls is None and len(data) < _PART:
                 return False
+
+    def _read(self) -> tuple[bytes, float | None]:
+        """Return what has come, and when by the wall clock its last byte came to this machine."""
+        if self._tls is not None:
+            return self.socket.recv(_PART), None
+        data, told, _, _ = self.socket.recvmsg(_PART, _ROOM)
+        for _, kind, value in told:
+            if kind == _TIMESTAMPS and len(value) == _MOMENT.size:
+                seconds, nanoseconds = _MOMENT.unpack(value)
+                return data, seconds + nanoseconds / 1e9
+        return data, None
 
     def close(self) -> None:
         """End it, whatever is under way."""
@@ -183,6 +207,8 @@ class Connection:
         self._whole = False
         self._parts = []
         self.status = 0
+        self.lay_s = 0.0
+        """How long the last byte of the answer lay in the kernel until all was read."""
         self.timing: bytes | None = None
         """`Server-Timing` of the last answer."""
         self.header_length: int | None = None

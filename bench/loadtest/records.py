@@ -36,7 +36,7 @@ class Records:
     """When it should have been sent; in a closed load, when it was."""
     sent: "array[float]" = field(default_factory=lambda: array("d"))
     done: "array[float]" = field(default_factory=lambda: array("d"))
-    """When the last byte of its answer was there, or when it failed."""
+    """When the last byte of its answer had come to this machine, or when it failed."""
     outcome: "array[int]" = field(default_factory=lambda: array("h"))
     """A status of HTTP, or one of `FAILURES`."""
     lag: "array[float]" = field(default_factory=lambda: array("d"))
