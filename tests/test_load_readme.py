@@ -129,7 +129,7 @@ def test_locust_counts_refusals_as_failures(served: Server, tmp_path: Path) -> N
     options = ["-f", "bench/locustfile.py", "--host", served.url, "--users", "1"]
 
     with pytest.raises(AssertionError, match=r"400|404|413"):
-        locust.measure(tmp_path, *options, "--run-time", "1s", "--shape", "1x5000")
+        locust.measure(tmp_path, *options, "--run-time", "4s", "--shape", "1x5000")
 
 
 @pytest.mark.parametrize("index", range(len(starting_with("perf_analyzer"))))
