@@ -214,16 +214,12 @@ def _requests(work: Work, peer: Peer) -> list[bytes]:
 
 
 def _own_requests(work: Work) -> list[bytes]:
-    """Return the same for Headwise: the protocol's binary tensors, or its own JSON."""
-    weights = bool(work.weights)
-    if work.wire == "json":
-        return [
-            messages.nested_json_request("/v1/attention", embeddings(rows, length), weights=weights)
-            for rows, length in _shapes(work)
-        ]
-    path = f"/v2/models/mha{'-weights' if weights else ''}/infer"
+    """Return the same for Headwise, by the protocol."""
+    path = f"/v2/models/mha{'-weights' if work.weights else ''}/infer"
     return [
-        messages.oip_binary_request(path, embeddings(rows, length), weights=weights)
+        messages.oip_request(
+            _format(work), path, embeddings(rows, length), weights=bool(work.weights)
+        )
         for rows, length in _shapes(work)
     ]
 
