@@ -38,6 +38,12 @@ INLINE_S = 0.01
 MIN_SHARE = 64
 """Queries below which a run is not made smaller for the sake of another lane."""
 
+_TURNS = 32
+"""
+How many turns of the loop a run is put off at most while calls keep coming in: many callers
+that connect at once would else be run one by one (bench/NOTES.md, "the express way").
+"""
+
 _NICE = 5
 """How far the engine's threads stand behind the event loop: see nice(2)."""
 
@@ -156,7 +162,7 @@ class Batcher:
         self._inline_s = inline_s
         self._calls = 0
         self._tokens = 0
-        self._arrivals = itertools.count()
+        self._arrived = 0
         self._pace = _Pace()
         self._threads = ThreadPoolExecutor(
             engine.lanes, thread_name_prefix="engine", initializer=_let_the_loop_pass
@@ -284,17 +290,17 @@ class Batcher:
         self._observer.queue(self._calls, self._tokens)
 
     def _enqueue(self, entry: Entry, pieces: list[Piece], loop: asyncio.AbstractEventLoop) -> None:
-        arrival = next(self._arrivals)
+        self._arrived += 1
         with self._lock:
             for i, piece in enumerate(pieces):
                 # A call's later pieces stand behind the first ones of calls that came after it.
-                rank = (entry.call.priority or 2**32, i, arrival)
+                rank = (entry.call.priority or 2**32, i, self._arrived)
                 insort(self._waiting, _Ticket(rank, piece, entry, self._runs), key=_RANK)
         self._idle.clear()
         if self._free_lanes and not self._is_beginning:
             # Not at once: what else the loop has already received shall be in the same run.
             self._is_beginning = True
-            loop.call_soon(self._begin, loop)
+            loop.call_soon(self._begin, loop, self._arrived, 0)
 
     def _finish(self, entry: Entry) -> None:
         """Take a call off the books."""
@@ -323,8 +329,15 @@ class Batcher:
         if self._entries:
             self._ring_by(min(entry.deadline for entry in self._entries), loop)
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run what waits: here, if it is little and all there is; else in the free lanes."""
+    def _begin(self, loop: asyncio.AbstractEventLoop, seen: int, turns: int) -> None:
+        """
+        Run what waits: here, if it is little and all there is; else in the free lanes.
+
+        While each turn of the loop brings more calls than were `seen`, that is put off.
+        """
+        if self._arrived > seen and turns < _TURNS:
+            loop.call_soon(self._begin, loop, self._arrived, turns + 1)
+            return
         self._is_beginning = False
         taken = self._take()
         while taken is not None:
