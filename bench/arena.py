@@ -18,11 +18,19 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from service.heap import give_back, keep_blocks
+
 ROOT = Path(__file__).parent.parent
 GRAPH = ROOT / "artifacts" / "mha" / "1" / "layer.onnx"
-SHAPES = ((1, 1), (1, 8), (1, 128), (8, 128), (1, 512))
+SHAPES = ((1, 1), (1, 8), (1, 128), (8, 128), (1, 512), (4, 512), (1, 2048))
 PEAK = (1, 4096)
-SETTINGS = ("arena", "no arena", "no arena, malloc keeps", "arena, shrunk after each run")
+SETTINGS = (
+    "arena",
+    "no arena",
+    "no arena, malloc keeps",
+    "no arena, as served",
+    "arena, shrunk after each run",
+)
 ROUNDS = 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -52,6 +60,8 @@ def _measure(setting: str) -> dict[str, float]:
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
         libc.mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
+    if "as served" in setting:
+        keep_blocks()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(GRAPH, options, providers=["CPUExecutionProvider"])
     run = onnxruntime.RunOptions()
@@ -70,6 +80,8 @@ def _measure(setting: str) -> dict[str, float]:
     session.run(["output"], _feed(PEAK), run)
     session.run(["output"], _feed((1, 8)), run)
     result[f"MB after {list(PEAK)}"] = _resident_mb()
+    give_back()
+    result["MB at rest"] = _resident_mb()
     return result
 
 

@@ -33,7 +33,7 @@ from service.calls import Inputs
 from service.contract import GRAPH_FILE, MANIFEST_FILE, LayerConfig
 from service.cpu import cpu_budget
 from service.engine import OnnxEngine
-from service.heap import keep_small_blocks
+from service.heap import keep_blocks
 
 US: Final = "headwise"
 CONFIG: Final = LayerConfig(768, 12)
@@ -253,7 +253,7 @@ def peak_mb(graph: Path, config: LayerConfig, shape: tuple[int, int], threads: i
     Counted from what is resident once the session has answered a short call and the
     embeddings are there, to the most while the call runs; its answer is in it.
     """
-    keep_small_blocks()
+    keep_blocks()
     ours = OnnxEngine(graph, config, threads=threads)
     ours.run(Inputs(embeddings_of((1, 1), config.embed_dim)), weights=True)
     inputs = Inputs(embeddings_of(shape, config.embed_dim))

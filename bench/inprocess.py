@@ -35,7 +35,7 @@ from service.calls import Inputs
 from service.contract import LayerConfig
 from service.cpu import cpu_budget
 from service.engine import OnnxEngine
-from service.heap import keep_small_blocks
+from service.heap import keep_blocks
 
 BENCH: Final = "inprocess"
 US: Final = "headwise"
@@ -128,7 +128,7 @@ def candidates(
 
 def engine(graph: Path, config: LayerConfig, threads: int) -> Prepare:
     """Return Headwise's engine, with its memory as the server sets it up."""
-    keep_small_blocks()
+    keep_blocks()
     ours = OnnxEngine(graph, config, threads=threads)
 
     def prepare(embeddings: Array, weights: bool) -> Run:

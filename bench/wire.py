@@ -35,7 +35,7 @@ from service import json_codec
 from service.calls import Answer, Inputs, Stages
 from service.contract import LayerConfig
 from service.engine import OnnxEngine
-from service.heap import keep_small_blocks
+from service.heap import keep_blocks
 from service.pieces import gathered
 from service.shapes import Limits
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
 def binary() -> None:
     """One client, [1, 8]: against a bare echo of the same bytes and the engine's own run."""
     request = infer_request(1, 8)
-    keep_small_blocks()
+    keep_blocks()
     engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2, lanes=2)
     inputs = Inputs(np.random.default_rng(8).standard_normal((1, 8, WIDTH)).astype(np.float32))
     seen: dict[str, list[float]] = {"headwise": [], "echo": [], "engine": []}
@@ -98,7 +98,7 @@ def as_json() -> None:
 
 def codec() -> None:
     """JSON alone: writing against orjson's numpy path, reading against orjson and numpy."""
-    keep_small_blocks()
+    keep_blocks()
     random = np.random.default_rng(0)
     weights = random.dirichlet(np.ones(128), (1, 12, 128)).astype(np.float32)
     output = random.standard_normal((1, 128, WIDTH)).astype(np.float32)

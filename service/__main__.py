@@ -17,7 +17,7 @@ from service.batcher import Batcher, QueueLimits
 from service.cpu import CpuBudget, cpu_budget
 from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
-from service.heap import keep_small_blocks
+from service.heap import keep_blocks
 from service.joining import RunLimits
 from service.keys import Keys
 from service.life import Life
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
         configure(settings.log_format, settings.log_level)
-        keep_small_blocks()
+        keep_blocks()
         tracing = OpenTelemetry() if settings.tracing else NoTracing()
         keys = _keys(settings)
         tls = tls_context(settings)

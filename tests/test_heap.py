@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from service.heap import give_back, keep_small_blocks
+from service.heap import give_back, keep_blocks
 from tests.layers import Layers
 from tests.server import Server, until
 
@@ -17,14 +17,14 @@ def test_heap_settings_are_taken_by_this_c_library() -> None:
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("not glibc")
 
-    assert keep_small_blocks()
+    assert keep_blocks()
 
 
 def test_freed_memory_is_given_back_by_this_c_library() -> None:
     """Something always is: the test process has freed much."""
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("not glibc")
-    assert keep_small_blocks()
+    assert keep_blocks()
     blocks = [bytearray(1024 * 1024) for _ in range(64)]
     del blocks
 
