@@ -11,7 +11,7 @@ back when none has followed for a while (`give_back`); see bench/NOTES.md, "memo
 import ctypes
 from typing import Final
 
-KEPT_BYTES: Final = 2**30
+KEPT_BYTES: Final = 512 * 2**20
 """The most that is kept at once; what is freed above it goes back to the system."""
 
 _M_TRIM_THRESHOLD: Final = -1
