@@ -436,7 +436,9 @@ def test_end_of_the_server_waits_for_what_it_took(layers: Layers) -> None:
 
 def test_answered_call_leaves_nothing_to_collect(repository: Path) -> None:
     """Its memory is free at once, not when the collector next looks for rings."""
-    kinds = {Ride, Entry, Call, Answer}
+
+    def alive() -> list[object]:
+        return [o for o in gc.get_objects() if type(o) in {Ride, Entry, Call, Answer}]
 
     async def scenario() -> list[object]:
         made = house(repository)
@@ -450,11 +452,12 @@ def test_answered_call_leaves_nothing_to_collect(repository: Path) -> None:
         await call()
         await asyncio.sleep(0.1)
         gc.collect()
+        others = list(map(id, alive()))  # those of other tests
         gc.disable()
         try:
             await call()
             await asyncio.sleep(0.1)
-            return [thing for thing in gc.get_objects() if type(thing) in kinds]
+            return [left for left in alive() if id(left) not in others]
         finally:
             gc.enable()
             await made.models.close()
