@@ -4,6 +4,7 @@ Headwise without its batcher: each call goes straight to the engine, one after t
     python -m bench.direct
 """
 
+import asyncio
 import sys
 import time
 from collections.abc import Callable
@@ -16,17 +17,20 @@ from service.calls import Answer, Call, Run, Stages
 class Direct(batcher.Batcher):
     """A batcher that neither waits, joins nor counts."""
 
-    async def submit(
+    def enter(
         self,
         call: Call,
+        deliver: batcher.Deliver,
         *,
         on_run: Callable[[Run], None] | None = None,
-    ) -> Answer:
-        """Return the engine's own answer."""
+    ) -> batcher.Entry:
+        """Run the call at once, and deliver the engine's own answer in the loop's next turn."""
         started = time.monotonic()
         outputs = self._engine.run(call.inputs, weights=call.weights)
         stages = Stages(0, 0, time.monotonic() - started)
-        return Answer(outputs.output, outputs.attention_weights, None, None, stages)
+        answer = Answer(outputs.output, outputs.attention_weights, None, None, stages)
+        asyncio.get_running_loop().call_soon(deliver, answer)
+        return batcher.Entry(call, deliver, 0, started, started, 0, on_run, is_over=True)
 
 
 if __name__ == "__main__":

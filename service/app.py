@@ -83,8 +83,10 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(_bring_up(models, refuse))]
-        tasks.append(asyncio.create_task(_rest(metrics)))
+        tasks = [
+            asyncio.create_task(_bring_up(models, refuse)),
+            asyncio.create_task(_rest(metrics)),
+        ]
         if settings.repository_poll_s:
             tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
         if keys is not None:

@@ -244,7 +244,7 @@ def _open_session(graph_path: Path, provider: Provider, threads: int, *, spin_us
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    # The arena keeps the most that any shape ever took; service/heap.py is as fast without it.
+    # The arena keeps the most that any shape ever took; service/heap.py gives it back.
     options.enable_cpu_mem_arena = False
     # Spinning threads starve the event loop and each other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin_us else "0")

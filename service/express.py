@@ -38,7 +38,7 @@ from service.models import Model, Models
 from service.openapi import INFER, INFER_VERSION
 from service.options import from_query
 from service.pieces import Chunk
-from service.problems import answer_of
+from service.problems import CLOSE, answer_of
 from service.settings import Settings
 from service.shapes import Limits, to_call
 from service.statistics import ModelStatistics, Statistics
@@ -52,7 +52,6 @@ _HEADS: Final = 256
 _JSON: Final = (b"content-type", json_codec.MEDIA_TYPE.encode())
 _BINARY: Final = (b"content-type", oip_codec.BINARY_MEDIA_TYPE.encode())
 _HEADER_LENGTH: Final = oip_codec.HEADER_LENGTH.encode()
-CLOSE: Final = (b"connection", b"close")
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from service.calls import Answer
-from service.logs import event, is_logged
+from service.logs import event
 from service.metrics import Metrics
 from service.statistics import ModelStatistics
 from service.tracing import Tracing
@@ -51,8 +51,6 @@ class Journal:
         self._metrics.requests[route, str(status)] += 1
         if code:
             self._metrics.refusals[code] += 1
-        if not is_logged(level):
-            return
         event(
             "request",
             level=level,

@@ -31,14 +31,9 @@ def configure(
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-def is_logged(level: int) -> bool:
-    """Say whether a record of that level would be written."""
-    return _LOGGER.isEnabledFor(level)
-
-
 def event(message: str, *, level: int = logging.INFO, **fields: object) -> None:
     """Log one record of Headwise."""
-    if is_logged(level):
+    if _LOGGER.isEnabledFor(level):
         _LOGGER.log(level, message, extra={"fields": fields})
 
 

@@ -21,7 +21,7 @@ from service.journal import (
 )
 from service.keys import Keys
 from service.life import Life
-from service.problems import CODE_HEADER, to_response
+from service.problems import CLOSE, CODE_HEADER, to_response
 
 HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 """Answered without a key: what asks is an orchestrator, which has none."""
@@ -77,7 +77,7 @@ class RequestFrame:
                 if TIMING not in named:
                     headers.append(timing({"total": time.monotonic() - started}))
                 if self._life.phase != "serving":
-                    headers.append((b"connection", b"close"))
+                    headers.append(CLOSE)
             elif message["type"] == "http.response.body":
                 seen.bytes += len(message.get("body", b""))
             await send(message)

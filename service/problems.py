@@ -54,6 +54,8 @@ STATUSES: Final[dict[type[HeadwiseError], int]] = {
     HeadwiseError: 500,
 }
 CODE_HEADER: Final = b"x-error-code"
+CLOSE: Final = (b"connection", b"close")
+"""The header that ends a connection."""
 
 _CLOSING: Final = (TooLarge, TooSlow)
 """After these, part of the request's body may still be under way: the connection is closed."""
@@ -80,7 +82,7 @@ def answer_of(error: HeadwiseError) -> tuple[int, list[tuple[bytes, bytes]], byt
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, _CLOSING):
-        headers.append((b"connection", b"close"))
+        headers.append(CLOSE)
     return status_of(error), headers, body
 
 

@@ -18,10 +18,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import HeadwiseError, TooLarge, TooSlow
 from service.exchange import CONNECTION
-from service.express import CLOSE, Express, Headers, Ride
+from service.express import Express, Headers, Ride
 from service.gathering import Gathering
 from service.pieces import Chunk
-from service.problems import status_of
+from service.problems import CLOSE, status_of
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of a head, or of what follows a body's last chunk, when it does not come in one read."""
