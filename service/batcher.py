@@ -18,7 +18,7 @@ import time
 from bisect import insort
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final, Literal, Protocol
 
@@ -49,6 +49,9 @@ _NICE = 5
 
 _SCANNED = 128
 """Waiting pieces that are looked at for one run; more would cost more than they save."""
+
+_MAKING: Final = threading.Lock()
+"""Held while the memory of an answer in pieces is made: two lanes may have pieces of one call."""
 
 Drop = Literal["queued", "running"]
 
@@ -97,8 +100,6 @@ class Entry:
     on_run: Callable[[Run], None] | None
     is_over: bool = False
     """Nobody waits for the answer any more."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while the answer's memory is made: two lanes may have pieces of one call."""
     output: Floats | None = None
     weights: Floats | None = None
     started_at: float = 0.0
@@ -383,18 +384,27 @@ class Batcher:
             ]
             if not self._waiting or not self._free_lanes:
                 return None
-            oldest = min(self._waiting, key=lambda ticket: ticket.rank[2])
-            overdue = self._runs - oldest.runs_before >= MAX_RUNS_PASSED
-            first = oldest if overdue else self._waiting[0]
-            tickets, group = _joined(first, self._waiting, self._share())
-            chosen = set(map(id, tickets))
-            self._waiting = [ticket for ticket in self._waiting if id(ticket) not in chosen]
+            tickets, group = self._next()
             is_alone = not self._waiting and not self._running
             taken = _Taken(tickets, group, is_alone, Stop())
             self._running.append(taken)
             self._free_lanes -= 1
             self._runs += 1
             return taken
+
+    def _next(self) -> tuple[list[_Ticket], Group]:
+        """Take the tickets of the next run from those that wait, at least one of which does."""
+        waiting = self._waiting
+        if len(waiting) == 1:
+            self._waiting = []
+            return waiting, Group.of(waiting[0].piece)
+        oldest = min(waiting, key=lambda ticket: ticket.rank[2])
+        overdue = self._runs - oldest.runs_before >= MAX_RUNS_PASSED
+        first = oldest if overdue else waiting[0]
+        tickets, group = _joined(first, waiting, self._share())
+        chosen = set(map(id, tickets))
+        self._waiting = [ticket for ticket in waiting if id(ticket) not in chosen]
+        return tickets, group
 
     def _share(self) -> RunLimits:
         """Return the limits of one run that leaves the other lanes something to do."""
@@ -558,7 +568,7 @@ def _put(entry: Entry, piece: Piece, outputs: Outputs, *, is_alone: bool) -> Non
         entry.weights = weights if is_alone or weights is None else weights.copy()
         return
     inputs = piece.call.inputs
-    with entry.lock:
+    with _MAKING:
         if entry.output is None:
             entry.output = np.zeros(inputs.embeddings.shape, np.float32)
         if weights is not None and entry.weights is None:

@@ -40,7 +40,7 @@ from service.options import from_query
 from service.pieces import Chunk
 from service.problems import CLOSE, answer_of
 from service.settings import Settings
-from service.shapes import Limits, to_call
+from service.shapes import Limits, Tensors, to_call, unchecked_call
 from service.statistics import ModelStatistics, Statistics
 from service.workers import JSON_PER_RAW_BYTE, Size
 
@@ -64,7 +64,7 @@ class Connection(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class _Route:
     """What a head says of its call, as far as it is the same each time."""
 
@@ -80,6 +80,8 @@ class _Route:
     request_id: str | None
     headers: Headers
     named: dict[str, str]
+    passed: tuple[oip_codec.InferRequest, LayerConfig] | None = None
+    """What the last call said beside its numbers, and for which layer its shapes were right."""
 
 
 class Express:
@@ -127,13 +129,13 @@ class Express:
         try:
             key = None if self._keys is None else self._keys.name_of(route.headers)
             model = self._models.ready(self._models.get(route.plain_name, route.version))
-            asked = oip_codec.decode(
-                memoryview(data)[end:], route.json_bytes, route.with_weights, route.timeout_s
-            )
+            body = memoryview(data)[end:]
+            asked = oip_codec.outline(body, route.json_bytes, route.with_weights, route.timeout_s)
             if asked.slots:
                 return None
-            call = to_call(asked.tensors, asked.options, model.layer, self._limits)
-            if not _answer_size(asked, call, model.layer).is_small:
+            arrays = oip_codec.arrays_of(asked, body[route.json_bytes :])
+            call = self._call(route, asked, Tensors(**arrays), model.layer)
+            if call is None:
                 return None
             counted = self._statistics.of(route.name, model.version)
             request_id = route.request_id or new_request_id()
@@ -162,6 +164,24 @@ class Express:
                 self._routes.clear()
             route = self._routes[head] = self._read(head)
             return route
+
+    def _call(
+        self, route: _Route, asked: oip_codec.InferRequest, tensors: Tensors, layer: LayerConfig
+    ) -> Call | None:
+        """
+        Return the call; None = its answer would not be small.
+
+        Raises:
+            HeadwiseError: see `to_call`; shapes that have passed are not checked again.
+        """
+        if route.passed is not None and route.passed[0] is asked and route.passed[1] is layer:
+            return unchecked_call(tensors, asked.options)
+        call = to_call(tensors, asked.options, layer, self._limits)
+        if not _answer_size(asked, call, layer).is_small:
+            return None
+        if not asked.arrays and not self._limits.refuse_nonfinite:
+            route.passed = asked, layer
+        return call
 
     def _read(self, content: bytes) -> _Route | None:
         head = plain_head(content)

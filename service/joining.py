@@ -109,13 +109,14 @@ class Group:
 
 def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
     """Return the call in pieces that each fit a run: one, if the whole does."""
-    rows, length = call.inputs.embeddings.shape[:2]
+    rows, length, _ = call.inputs.embeddings.shape
     keys = call.inputs.key_length
-    if call.lengths is None and call.key_lengths is None:
-        fitting = min(limits.max_tokens // max(length, keys), limits.max_cells // (length * keys))
-        step = max(1, fitting)
+    if call.lengths is None and call.memory_lengths is None:
+        step = max(1, min(limits.max_tokens // max(length, keys), limits.max_cells // (length * keys)))
+        if rows <= step:
+            return [_uniform(call, 0, rows, length, keys, is_whole=True)]
         return [
-            _uniform(call, start, min(start + step, rows), length, keys, is_whole=rows <= step)
+            _uniform(call, start, min(start + step, rows), length, keys, is_whole=False)
             for start in range(0, rows, step)
         ]
     lengths = np.full(rows, length) if call.lengths is None else call.lengths

@@ -159,11 +159,48 @@ def decode(
     Raises:
         InvalidInput: the body is not a request of the documented form.
     """
-    if json_bytes == len(body):
-        return _with_trailing(_read(bytes(body), with_weights, timeout_s), memoryview(b""))
-    read_header = _read_again if json_bytes <= _REMEMBERED_BYTES else _read
-    request = read_header(bytes(body[:json_bytes]), with_weights, timeout_s)
-    return _with_trailing(request, memoryview(body)[json_bytes:])
+    asked = outline(body, json_bytes, with_weights, timeout_s)
+    return replace(asked, arrays=arrays_of(asked, memoryview(body)[json_bytes:]), trailing={})
+
+
+def outline(
+    body: bytes | memoryview, json_bytes: int, with_weights: bool, timeout_s: float | None = None
+) -> InferRequest:
+    """
+    Return the request as `decode` does, but without the tensors that lie behind its JSON.
+
+    It may be the very object that an equal request had before.
+
+    Raises:
+        InvalidInput: the JSON is not of the documented form.
+    """
+    is_remembered = json_bytes < len(body) and json_bytes <= _REMEMBERED_BYTES
+    read_json = _read_again if is_remembered else _read
+    return read_json(bytes(body[:json_bytes]), with_weights, timeout_s)
+
+
+def arrays_of(asked: InferRequest, binary: memoryview) -> Arrays:
+    """
+    Return the inputs that are not borrowed; `binary` is what lies behind the JSON.
+
+    Raises:
+        InvalidInput: the tensors are not exactly what lies there, or a value is wrong.
+    """
+    arrays = dict(asked.arrays)
+    end = 0
+    for name, place in asked.trailing.items():
+        end = place.offset + place.byte_size
+        if end > len(binary):
+            raise InvalidInput(
+                f"{name}: expected {place.byte_size} bytes of binary data,"
+                f" got {max(0, len(binary) - place.offset)}"
+            )
+        arrays[name] = from_bytes(binary, place.offset, place.datatype, place.shape, name)
+    if end != len(binary):
+        raise InvalidInput(
+            f"body: expected {end} bytes of binary tensors after the JSON header, got {len(binary)}"
+        )
+    return arrays
 
 
 def borrow(request: InferRequest, places: Places, limit_bytes: int) -> InferRequest:
@@ -329,32 +366,6 @@ def _read(header: bytes, with_weights: bool, timeout_s: float | None) -> InferRe
 
 _read_again = lru_cache(_REMEMBERED)(_read)
 """The same for a header that may have been read before; mistakes are not remembered."""
-
-
-def _with_trailing(request: InferRequest, binary: memoryview) -> InferRequest:
-    """
-    Return the request with those tensors that lie behind its JSON.
-
-    Raises:
-        InvalidInput: they are not exactly what lies there, or a value is wrong.
-    """
-    arrays = dict(request.arrays)
-    end = 0
-    for name, place in request.trailing.items():
-        end = place.offset + place.byte_size
-        if end > len(binary):
-            raise InvalidInput(
-                f"{name}: expected {place.byte_size} bytes of binary data,"
-                f" got {max(0, len(binary) - place.offset)}"
-            )
-        arrays[name] = from_bytes(binary, place.offset, place.datatype, place.shape, name)
-    if end != len(binary):
-        raise InvalidInput(
-            f"body: expected {end} bytes of binary tensors after the JSON header, got {len(binary)}"
-        )
-    return InferRequest(
-        request.id, arrays, {}, request.borrowed, request.options, request.outputs, request.kept
-    )
 
 
 def _decode(reader: Reader, *, with_weights: bool, timeout_s: float | None) -> InferRequest:

@@ -52,8 +52,8 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
         """What is on the express way."""
         _early = b""
         """What has come of the next request meanwhile."""
-        _lacks: int | None = None
-        """How many bytes a request lacks that may go the express way; None = none is held."""
+        _lacks = 0
+        """How many bytes are missing of what is held."""
         _patience: asyncio.TimerHandle | None = None
         _stays_open = True
         _rests_since = 0.0
@@ -65,7 +65,7 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
         def connection_made(self, transport: Any) -> None:
             self._gathering = Gathering(transport, self.loop)
             super().connection_made(self._gathering)  # type: ignore[arg-type]
-            self._held: list[bytes] = []
+            self._held: list[bytes] = []  # of a request that may go the express way
             self.on_left: list[Callable[[], None]] = []
             self._start_timer()
 
@@ -87,34 +87,35 @@ def protocol_of(express: Express, *, head_timeout_s: float) -> type[HttpToolsPro
             if not self._is_at_rest:
                 self._take_the_full_way(data)
                 return
-            self._held.append(data)
-            if self._lacks is None:
-                self._lacks = express.lacks(data)
-            else:
+            if self._held:
+                self._held.append(data)
                 self._lacks -= len(data)
-            if self._lacks > 0:
-                self._hold()
-                return
-            data = self._release()
+                if self._lacks > 0:
+                    return
+                data = self._release()
             self._ride = express.take(data, self)
-            if self._ride is None:
-                self._take_the_full_way(data)
-            else:
+            if self._ride is not None:
                 self._stop_timer()
+                return
+            self._lacks = express.lacks(data)
+            if self._lacks > 0:
+                self._hold(data)
+            else:
+                self._take_the_full_way(data)
 
-        def _hold(self) -> None:
+        def _hold(self, data: bytes) -> None:
             """Wait a moment for the rest of a request that may go the express way."""
             self._stop_timer()
-            if self._patience is None:
-                self._patience = self.loop.call_later(_PATIENCE_S, self._let_go)
+            self._held.append(data)
+            self._patience = self.loop.call_later(_PATIENCE_S, self._let_go)
 
         def _release(self) -> bytes:
             """Return what was held, and wait no more."""
             if self._patience is not None:
                 self._patience.cancel()
                 self._patience = None
-            held, self._held, self._lacks = self._held, [], None
-            return held[0] if len(held) == 1 else b"".join(held)
+            held, self._held = self._held, []
+            return b"".join(held)
 
         def _let_go(self) -> None:
             """Send what is held the full way, which can wait."""

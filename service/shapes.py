@@ -93,12 +93,17 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     _check_answer(rows, length, keys, layer, options, limits)
     if limits.refuse_nonfinite:
         _check_finite(tensors)
+    return unchecked_call(tensors, options)
+
+
+def unchecked_call(tensors: Tensors, options: Options) -> Call:
+    """Return the call as `to_call` does, where one of the same shapes and options has passed."""
     inputs = Inputs(
         tensors.embeddings,
         tensors.memory,
         tensors.attend_mask,
         tensors.pair_mask,
-        head_mask,
+        tensors.head_mask,
         options.causal,
     )
     return Call(
