@@ -35,8 +35,8 @@ MAX_RUNS_PASSED = 32
 INLINE_S = 0.01
 """What is expected to take less, when nothing else is to be done, is run on the event loop."""
 
-MIN_SHARE = 64
-"""Queries below which a run is not made smaller for the sake of another lane."""
+MIN_SHARE = 128
+"""Queries below which a run is not made smaller for the sake of another lane: some 3 ms."""
 
 _TURNS = 32
 """
