@@ -16,6 +16,7 @@ KEPT_BYTES: Final = 512 * 2**20
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_MAX: Final = -4
+_M_ARENA_MAX: Final = -8
 
 
 def keep_blocks() -> bool:
@@ -23,8 +24,10 @@ def keep_blocks() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # a C library other than glibc
         return False
-    # A mapping of its own would be given back as soon as the block in it is free.
-    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
+    # A mapping of its own would be given back as soon as the block in it is free, and so
+    # would the heaps of 64 MiB that each thread takes its blocks from: here all share one.
+    wanted = {_M_MMAP_MAX: 0, _M_ARENA_MAX: 1, _M_TRIM_THRESHOLD: KEPT_BYTES}
+    return all(mallopt(option, value) for option, value in wanted.items())
 
 
 def give_back() -> bool:
