@@ -2,10 +2,11 @@
 Turn our layer into an ONNX graph that answers every kind of call.
 
 The projections come from PyTorch's exporter.  What lies between them is one
-`If`: without masks and without weights wanted it is the bare `Attention`
-operator; else it takes the masks and hands out the weights.  One graph, one
-copy of the weights, and asking for nothing extra costs nothing
-(bench/NOTES.md, "one graph or several").
+`If`: without masks and without weights wanted it is the bare `Attention` operator, or,
+where there are many keys, onnxruntime's own `MultiHeadAttention`, which never holds all
+weights at once; else it takes the masks and hands out the weights.  One graph, one copy
+of the layer, and asking for nothing extra costs nothing (bench/NOTES.md, "one graph or
+several" and "long sequences").
 """
 
 import contextlib
@@ -40,7 +41,13 @@ from service.contract import (
 OPSET = 23
 """The first with the `Attention` operator."""
 
+LONG = 384
+"""Keys from which the runtime's operator is used: as fast here, and faster the more there are."""
+
 op: Any = opset23
+_runtime: Any = values.Opset("com.microsoft", 1)
+"""onnxruntime's operators: https://onnxruntime.ai/docs/reference/operators/ContribOperators.html"""
+
 _DOMAIN = values.Opset("headwise", 1)
 
 
@@ -58,7 +65,10 @@ def write_graph(layer: MultiHeadAttention, path: Path) -> list[str]:
     del model.graph.value_info[:]
     model = onnx.inliner.inline_local_functions(model)
     del model.opset_import[:]
-    model.opset_import.append(onnx.helper.make_opsetid("", OPSET))
+    model.opset_import.extend(
+        [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(_runtime.domain, 1)]
+    )
+    _declare_branches(model.graph)
     for node in model.graph.node:
         # Stack traces with the paths of this machine.
         del node.metadata_props[:]
@@ -135,7 +145,10 @@ def _attend_function(num_heads: int) -> Any:
     @script(_DOMAIN, default_opset=op)  # pragma: no cover (its source is compiled, never run)
     def attend(q, k, v, pair_mask, head_mask, plain):  # type: ignore[no-untyped-def]
         if plain:
-            concat = op.Attention(q, k, v, q_num_heads=num_heads, kv_num_heads=num_heads)
+            if op.GreaterOrEqual(op.Shape(k, start=1, end=2), op.Constant(value_ints=[LONG])):
+                concat = _runtime.MultiHeadAttention(q, k, v, num_heads=num_heads)
+            else:
+                concat = op.Attention(q, k, v, q_num_heads=num_heads, kv_num_heads=num_heads)
             # Never fetched; a constant shape here would be taken for that of the real weights.
             weights = op.ConstantOfShape(op.Shape(pair_mask))
         else:
@@ -154,6 +167,15 @@ def _attend_function(num_heads: int) -> Any:
         return concat, weights
 
     return attend
+
+
+def _declare_branches(graph: onnx.GraphProto) -> None:
+    """Write down the type of what the branches give: onnx does not know the runtime's operator."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for output in attribute.g.output:
+                output.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+            _declare_branches(attribute.g)
 
 
 def _export(layer: MultiHeadAttention) -> onnx.ModelProto:

@@ -112,7 +112,9 @@ def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
     rows, length, _ = call.inputs.embeddings.shape
     keys = call.inputs.key_length
     if call.lengths is None and call.memory_lengths is None:
-        step = max(1, min(limits.max_tokens // max(length, keys), limits.max_cells // (length * keys)))
+        step = max(
+            1, min(limits.max_tokens // max(length, keys), limits.max_cells // (length * keys))
+        )
         if rows <= step:
             return [_uniform(call, 0, rows, length, keys, is_whole=True)]
         return [

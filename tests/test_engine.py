@@ -41,7 +41,7 @@ def embeddings(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((*shape, 24)).astype(np.float32)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (2, 9), (64, 2), (1, 300)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (2, 9), (64, 2), (1, 383), (2, 384), (1, 1000)])
 @pytest.mark.parametrize("weights", [False, True])
 def test_run_of_any_shape_equals_the_formula(
     engine: OnnxEngine, formula: Formula, shape: tuple[int, int], weights: bool
@@ -57,6 +57,22 @@ def test_run_of_any_shape_equals_the_formula(
         check_weights(answer, exact.weights)
     else:
         assert answer.attention_weights is None
+
+
+@pytest.mark.parametrize(("length", "keys"), [(1, 400), (7, 384), (400, 3), (400, 383)])
+def test_run_over_memory_of_any_length_equals_the_formula(
+    layers: Layers, length: int, keys: int
+) -> None:
+    """Few queries may have many keys, and many queries few."""
+    engine = OnnxEngine(layers.artifact("cross") / "layer.onnx", CONFIGS["cross"])
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((2, length, 12)).astype(np.float32)
+    memory = rng.standard_normal((2, keys, 6)).astype(np.float32)
+
+    answer = engine.run(Inputs(x, memory), weights=False)
+
+    exact = layers.formula("cross")(x, memory)
+    np.testing.assert_allclose(answer.output, exact.output, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 5), (1, 3, 5, 5), (2, 1, 5, 5), (1, 1, 5, 5)])
@@ -129,9 +145,10 @@ def test_run_causal_hides_the_future_exactly(engine: OnnxEngine) -> None:
     assert not np.triu(answer.attention_weights, 1).any()
 
 
-def test_run_nan_stays_in_its_own_sequence(engine: OnnxEngine) -> None:
+@pytest.mark.parametrize("length", [4, 400])
+def test_run_nan_stays_in_its_own_sequence(engine: OnnxEngine, length: int) -> None:
     """Rule 6: a neighbour's NaN is not mine."""
-    x = embeddings(3, 4)
+    x = embeddings(3, length)
     x[1, 2, 0] = np.nan
     clean = engine.run(Inputs(x[[0, 2]]), weights=False).output
 

@@ -17,7 +17,7 @@ from torch import Tensor
 import export
 from export.attention import MultiHeadAttention
 from export.gate import formula_of, relative_error
-from export.graph import OPSET, read_state, write_graph
+from export.graph import LONG, OPSET, read_state, write_graph
 from export.sources import Source, random_layer
 from service.calls import Inputs
 from service.contract import WEIGHTS_FILE, LayerConfig, graph_inputs, graph_outputs
@@ -41,7 +41,9 @@ LAYERS: dict[str, dict[str, Any]] = {
     "cross of equal widths": {"embed_dim": 8, "num_heads": 2, "memory_dim": 8},
 }
 
-PLAIN_BRANCH = ["Attention", "Shape", "ConstantOfShape"]
+PLAIN_BRANCH = ["Shape", "Constant", "GreaterOrEqual", "If", "Shape", "ConstantOfShape"]
+LONG_BRANCH = ["MultiHeadAttention"]
+SHORT_BRANCH = ["Attention"]
 FULL_BRANCH = [
     *["Attention", "Constant", "Reshape", "Constant", "Unsqueeze"],
     *["Mul", "Constant", "Reshape"],
@@ -131,39 +133,52 @@ def _axes(value: onnx.ValueInfoProto) -> list[str | int]:
 
 
 def test_graph_consists_of_these_operators(written: Written) -> None:
-    """One `Attention` for each kind of call and nothing that a layer in training has."""
+    """One attention for each kind of call and nothing that a layer in training has."""
     graph = written.model.graph
 
-    branches = {
-        attribute.name: [node.op_type for node in attribute.g.node]
+    branches = _branches(graph)
+    lengths = _branches(branches["then_branch"])
+
+    assert _operators(graph) == OPERATORS[written.name]
+    assert _operators(branches["then_branch"]) == PLAIN_BRANCH
+    assert _operators(branches["else_branch"]) == FULL_BRANCH
+    assert _operators(lengths["then_branch"]) == LONG_BRANCH
+    assert _operators(lengths["else_branch"]) == SHORT_BRANCH
+
+
+def _branches(graph: GraphProto) -> dict[str, GraphProto]:
+    return {
+        attribute.name: attribute.g
         for node in graph.node
         for attribute in node.attribute
         if attribute.type == AttributeProto.GRAPH
     }
 
-    assert [node.op_type for node in graph.node] == OPERATORS[written.name]
-    assert branches == {"then_branch": PLAIN_BRANCH, "else_branch": FULL_BRANCH}
+
+def _operators(graph: GraphProto) -> list[str]:
+    return [node.op_type for node in graph.node]
 
 
-def test_graph_asks_the_standard_operators_of_one_opset_only(written: Written) -> None:
-    """No runtime needs to know anything of ours."""
+def test_graph_asks_the_standard_operators_and_one_of_the_runtimes(written: Written) -> None:
+    """The runtime needs to know nothing of ours."""
     model = written.model
 
-    domains = {node.domain for node in _all_nodes(model.graph)}
+    others = [node.op_type for node in _all_nodes(model.graph) if node.domain]
 
-    assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", OPSET)]
+    opsets = [(entry.domain, entry.version) for entry in model.opset_import]
+    assert opsets == [("", OPSET), ("com.microsoft", 1)]
     assert OPSET == 23
-    assert domains == {""}
+    assert others == LONG_BRANCH
     assert not model.functions
 
 
 def test_graph_constants_hold_no_size_of_the_example(written: Written) -> None:
-    """Of all sizes only the number of heads is written down; the rest is taken from the input."""
+    """The number of heads and what is long are written down; the rest is taken from the input."""
     constants = _constants(written.model.graph)
 
     values = [constant.tolist() for constant in constants]
 
-    assert values == [[0, 0, written.source.config.num_heads, -1], [1, 3], [0, 0, -1]]
+    assert values == [[LONG], [0, 0, written.source.config.num_heads, -1], [1, 3], [0, 0, -1]]
 
 
 def test_graph_constants_fit_any_float(written: Written) -> None:
