@@ -202,8 +202,8 @@ UNUSUAL = {
             }
         ]
     ),
-    "much": request(rows=64, length=600),
-    "much of an answer": request(path="/v2/models/tiny-weights/infer", length=400),
+    "much": request(rows=64, length=2200),
+    "much of an answer": request(path="/v2/models/tiny-weights/infer", length=800),
     "much of a JSON answer": request(length=3000, parameters={}),
     "a long head": request(f"X-Long: {'x' * 9000}"),
 }
