@@ -247,6 +247,29 @@ def test_request_that_is_refused_is_not_taken(repository: Path, tmp_path: Path) 
     asyncio.run(scenario())
 
 
+@pytest.mark.torch
+def test_shapes_that_have_passed_are_checked_again_for_another_layer(tmp_path: Path) -> None:
+    """A call is like the one before only as long as the layer is."""
+    from export.publish import publish
+    from export.sources import random_layer
+
+    repository = tmp_path / "repository"
+    publish(random_layer(8, 2, seed=0), repository, "tiny")
+
+    async def scenario() -> list[bool]:
+        made, taken = house(repository), []
+        for _ in range(2):
+            taken.append(made.express.take(request(), Caller()) is not None)
+        publish(random_layer(16, 2, seed=0), repository, "tiny")
+        await made.models.refresh(retry=False)
+        for _ in range(2):
+            taken.append(made.express.take(request(), Caller()) is not None)
+        await made.models.close()
+        return taken
+
+    assert asyncio.run(scenario()) == [True, True, False, False]
+
+
 def test_many_heads_are_forgotten_again(repository: Path) -> None:
     """Callers that put a number of their own into each head cost no memory in the end."""
 
