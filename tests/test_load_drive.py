@@ -1,5 +1,6 @@
 """The load tester's generator against servers that answer, refuse, drop, stall and die."""
 
+import os
 import socket
 import ssl
 import time
@@ -62,6 +63,30 @@ def test_open_load_is_due_as_arithmetic_says_whatever_the_server_does() -> None:
 
     assert outcomes(records) == {200: 40}
     np.testing.assert_allclose(sorted(records.due), np.arange(40) / 400, atol=1e-9)
+
+
+def test_open_load_goes_ahead_of_others_where_it_may_and_then_no_more() -> None:
+    """Only the thread that sends, and only as long as it sends."""
+    seen, before = set(), os.sched_getscheduler(0)
+
+    def watch(live: Live) -> bool:
+        seen.add(os.sched_getscheduler(0))
+        return True
+
+    with Stub(delays_ms=[1]) as stub:
+        endpoint, requests, _ = prepare(stub.url)
+        plan = Plan(seconds=1.0, warmup_s=0.0)
+        open_load(endpoint, requests, rate=20, plan=plan, watch=watch)
+
+    assert os.sched_getscheduler(0) == before
+    ahead = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+    try:
+        os.sched_setscheduler(0, ahead, os.sched_param(1))
+    except PermissionError:
+        assert seen == {before}
+    else:
+        os.sched_setscheduler(0, before, os.sched_param(0))
+        assert seen == {ahead}
 
 
 def test_waiting_for_a_connection_counts_in_latency() -> None:
