@@ -199,6 +199,18 @@ def test_outcomes_are_told_apart_and_add_up() -> None:
     }
 
 
+def test_losses_below_saturation_are_told_apart_from_those_beyond() -> None:
+    """A search for the capacity goes beyond it, and its server has lost nothing by that."""
+    calm, beyond = point(VALUES, rate=10.0, refused=1), point(VALUES, rate=99.0, refused=400)
+
+    alone, both = printed(raw([calm])), printed(raw([calm, beyond]))
+
+    offered = f"{len(VALUES) + 1} calls"
+    assert f"(1 refused, 0 failed of {offered})" in alone.replace("\N{NARROW NO-BREAK SPACE}", "")
+    assert "401 refused" in both
+    assert ", 1 of them where it was not saturated)" in both
+
+
 def test_rest_is_what_no_stage_accounts_for() -> None:
     """Means of stages and rest add up to the mean latency."""
     [found] = read(raw([point(VALUES)])).points

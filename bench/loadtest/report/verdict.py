@@ -197,4 +197,9 @@ def _lost(points: Sequence[Point]) -> list[tuple[str, str, str]]:
     refused = sum(point.refused for point in points)
     failed = sum(point.failed for point in points)
     note = f"{count(refused)} refused, {count(failed)} failed of {plural(offered, 'call')}"
+    if any(point.is_saturated for point in points):
+        # A search for the capacity goes beyond it, and says nothing bad of the server by that.
+        kept = [point for point in points if not point.is_saturated]
+        lost = sum(point.refused + point.failed for point in kept)
+        note += f", {count(lost)} of them where it was not saturated"
     return [("Refused or failed", share((refused + failed) / offered), note)]
