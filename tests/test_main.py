@@ -284,7 +284,8 @@ def test_service_runs_where_torch_cannot_be_imported(layers: Layers) -> None:
     """The serving image holds no torch, no onnx and no exporter."""
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['torch', 'onnx', 'onnxscript', 'export']));"
-        "from service.__main__ import main; sys.exit(main(['--repository', '/nonexistent']))"
+        "from service.__main__ import main;"
+        "sys.exit(main(['--repository', '/nonexistent', '--port', '0']))"
     )
 
     ended = subprocess.run(
