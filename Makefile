@@ -13,6 +13,7 @@ ARGS ?=
 PY := $(VENV)/bin/python
 # A comma of its own would end an argument of $(call).
 SERVING := '.[serve,test]'
+RUNNING := '.[export,load]'
 CLIENTS := $(VENV)/kserve.stamp $(VENV)/perf_analyzer.stamp $(VENV)/prometheus.stamp $(VENV)/locust.stamp
 # Of what kserve asks for, only what its client for inference imports and we have not.
 KSERVE := kserve cloudevents deprecation grpcio pandas psutil python-dateutil pytz six
@@ -73,7 +74,7 @@ publish = for layer in "mha 768 12" "tiny 8 2"; do set -- $$layer; \
 
 # A stamp tells that an install went through to its end; until then it is made again.
 $(VENV)/run.stamp: pyproject.toml constraints.txt
-	$(call install,-e '.[export]',270 MB with PyTorch's CPU build)
+	$(call install,-e $(RUNNING),270 MB with PyTorch's CPU build)
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt

@@ -185,6 +185,33 @@ def test_interrupted_sweep_tells_what_it_has_and_can_be_resumed(tmp_path: Path) 
     assert second["points"][0] == whole[0]
 
 
+def test_server_that_is_gone_before_the_last_load_leaves_what_was_measured(tmp_path: Path) -> None:
+    """The points until then are told and kept; the code says that it was not all."""
+    file = tmp_path / "raw.json"
+    argv = ("--clients", "1,2,3", "--duration", "1s", "--timeout", "1s", "--raw", file, *QUICK)
+    with Stub(delays_ms=[2]) as stub, started(stub.url, *argv) as process:
+        until(lambda: file.exists() and len(written(file)["points"]) == 1)
+        stub.process.kill()
+        output, errors = process.communicate(timeout=60)
+
+    first = written(file)["points"][0]
+    assert process.returncode == 1, errors
+    assert f"{first['latency_ms']['p50']:.3g}" in output
+    assert f"headwise-load: ended early: {stub.url}: Connection refused" in errors
+    assert f"raw file: {file}" in errors
+
+
+def test_refused_first_call_leaves_no_raw_file(server: Server, tmp_path: Path) -> None:
+    """The mended command is not told that the file is there already."""
+    file = tmp_path / "raw.json"
+
+    code, _, errors = load(server.url, "--model", "tiny", "--shape", "300x8", "--raw", file, *QUICK)
+
+    assert code == 2
+    assert "at most 256 sequences, got 300" in errors
+    assert not file.exists()
+
+
 def test_interruption_amid_the_only_point_tells_what_was_measured(tmp_path: Path) -> None:
     """With how much of it there was; SIGTERM does the same."""
     file = tmp_path / "raw.json"
@@ -278,6 +305,7 @@ def test_server_that_answers_nothing_well_is_no_result(tmp_path: Path) -> None:
         (["--count", "0"], "--count: expected a whole number from 1 on, got 0"),
         (["--connections", "0"], "--connections: expected a whole number from 1 on, got 0"),
         (["--slo", "quick"], "--slo: expected bounds such as p99<20ms"),
+        (["--slo", "p99<20"], "--slo: expected a time with its unit, such as p99<20ms, got"),
         (["--find-capacity"], "--find-capacity: needs an objective"),
         (
             ["--find-capacity", "--slo", "p99<1s", "--clients", "2"],

@@ -1,6 +1,7 @@
 """The command `headwise-load`, also `python -m bench load`."""
 
 import argparse
+import contextlib
 import dataclasses
 import signal
 import sys
@@ -55,8 +56,9 @@ examples:
 exit codes:
   0    the figures can be trusted
   1    they cannot: the generator was the bottleneck, a load was unstable, an answer was
-       wrong, or none was good; the warnings say which
-  2    nothing was measured: the options make no sense, or the server cannot be reached
+       wrong, or none was good, or the server was gone before the last load; it says which
+  2    nothing was measured: the options make no sense, the server cannot be reached, or a
+       raw file cannot be read
   3    the figures can be trusted, and --slo is broken, or at no rate kept
   130  interrupted; what was measured until then is told all the same
 """
@@ -108,7 +110,8 @@ def _run(test: _Test, command: list[str], screen: Console) -> int:
         found.write(test.raw)  # now, not after an hour, is it told that it cannot be
     total_s = None if test.find else sum(point.expected_s for point in test.points)
     display = Display(screen, total_s=total_s, quiet=test.quiet)
-    with Generator() as generator, display:
+    with contextlib.ExitStack() as after, Generator() as generator, display:
+        after.callback(_keep, found, test.raw)
         found.null_calls_per_s = _null_rate(generator, test)
         runner = _Runner(test, generator, display, found)
         if test.find:
@@ -122,15 +125,28 @@ def _run(test: _Test, command: list[str], screen: Console) -> int:
     found.ended = raw.now()
     runner.save()
     _show(found.as_dict())
-    if test.raw is not None:
+    if test.raw is not None and found.points:
         display.say(f"raw file: {test.raw}")
     if found.interrupted:
         return STOPPED
+    if runner.failure is not None:
+        display.say(f"headwise-load: ended early: {runner.failure}")
+        return UNTRUSTWORTHY
     # In a search, a rate that was too high is unstable as a matter of course.
     judged = runner.kept if test.find else found.points
     if runner.is_bottleneck or not all(is_trustworthy(point["warnings"]) for point in judged):
         return UNTRUSTWORTHY
     return BROKEN if _is_broken(test, runner, display) else GOOD
+
+
+def _keep(found: raw.Raw, path: Path | None) -> None:
+    """Write what there is, where a file is wanted; one of nothing would bar the mended command."""
+    if path is None:
+        return
+    if found.points:
+        found.write(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _is_broken(test: _Test, runner: "_Runner", display: Display) -> bool:
@@ -161,6 +177,8 @@ class _Runner:
         """Points that did not, and how."""
         self.is_bottleneck = False
         """Whether the generator was, in any point."""
+        self.failure: str | None = None
+        """Why the points after those that were measured could not be."""
 
     def run(self, point: Point, of: int | None = None) -> dict[str, Any] | None:
         """Measure a point, and return it; None = interrupted, and what there is is kept."""
@@ -169,6 +187,11 @@ class _Runner:
             told = self._generator.measure(self._test.target, point, self._display.live)
         except KeyboardInterrupt:
             self._found.interrupted = True
+            return None
+        except LoadTestError as error:
+            if not self._found.points:
+                raise
+            self.failure = str(error)
             return None
         told["warnings"] = warnings_of(told, self._found.null_calls_per_s, self._test.limits)
         self.is_bottleneck |= any(w.startswith(BOTTLENECK) for w in told["warnings"])
@@ -196,10 +219,9 @@ class _Runner:
             self.broken.append((told, why))
 
     def save(self) -> None:
-        """Write what there is, where a file is wanted."""
-        if self._test.raw is not None:
-            self._found.ended = raw.now()
-            self._found.write(self._test.raw)
+        """Write what there is by now, where a file is wanted."""
+        self._found.ended = raw.now()
+        _keep(self._found, self._test.raw)
 
     def tell(self, rate: float | None, broken_at: float | None, probes: int) -> None:
         """Keep what a search has found."""

@@ -123,6 +123,11 @@ class Objective:
             if figure == "errors":
                 errors = share(option, bound)
             else:
+                if bound[-1:].isdigit():  # 20 could be meant as seconds or as milliseconds
+                    raise UsageWrong(
+                        f"{option}: expected a time with its unit, such as {figure}<{bound}ms,"
+                        f" got {part.strip()!r}"
+                    )
                 bounds[figure] = seconds(option, bound) * 1e3
                 if bounds[figure] <= 0:
                     raise UsageWrong(f"{option}: expected a time above 0, got {part.strip()!r}")

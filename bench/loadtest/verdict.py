@@ -71,10 +71,7 @@ def _bottleneck(point: dict[str, Any], null_calls_per_s: float | None, limits: L
     lag = point["lag_ms"]["p99"] or 0.0
     allowed = max(limits.lag_ms, limits.lag_share * point["latency_ms"]["p99"])
     if lag > allowed:
-        told.append(
-            f"sent {lag:.3g} ms late at p99, where {allowed:.3g} ms are allowed"
-            " (as root it goes ahead of other work on this machine)"
-        )
+        told.append(f"sent {lag:.3g} ms late at p99, where {allowed:.3g} ms are allowed")
     if null_calls_per_s and point["good_per_s"] > limits.null_share * null_calls_per_s:
         told.append(
             f"made {point['good_per_s']:.0f} calls/s of the"
