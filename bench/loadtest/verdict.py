@@ -1,5 +1,6 @@
 """Whether a load's figures can be trusted, and what there is to say if not."""
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Any, Final
@@ -87,9 +88,10 @@ def _unstable(point: dict[str, Any], limits: Limits) -> list[str]:
     low, middle, high = min(medians), statistics.median(medians), max(medians)
     if high - low <= max(limits.spread * middle, limits.spread_ms):
         return []
+    share = math.ceil(100 * (high - low) / middle)  # what is too much shall not look allowed
     return [
         f"{UNSTABLE}: the median went from {low:.3g} to {high:.3g} ms over {len(medians)} windows,"
-        f" {(high - low) / middle:.0%} of the middle one, where {limits.spread:.0%} are allowed"
+        f" {share}% of the middle one, where {limits.spread:.0%} are allowed"
     ]
 
 
