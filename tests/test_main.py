@@ -23,7 +23,7 @@ from tests.server import ROOT, Server, until
 
 # A call of a good part of a second: the longest there is, in the format that is read fastest.
 SLOW: dict[str, Any] = {
-    "content": save({"embeddings": np.zeros((1, 4096, 24), np.float32)}),
+    "content": save({"embeddings": np.zeros((1, 4096, 24), np.float32)}, {"causal": "true"}),
     "headers": {"Content-Type": "application/x-safetensors"},
 }
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}
