@@ -197,7 +197,7 @@ def test_server_that_is_gone_before_the_last_load_leaves_what_was_measured(tmp_p
     first = written(file)["points"][0]
     assert process.returncode == 1, errors
     assert f"{first['latency_ms']['p50']:.3g}" in output
-    assert f"headwise-load: ended early: {stub.url}: Connection refused" in errors
+    assert f"headwise-load: ended early: {stub.url}: " in errors
     assert f"raw file: {file}" in errors
 
 
