@@ -115,10 +115,8 @@ def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
         step = max(
             1, min(limits.max_tokens // max(length, keys), limits.max_cells // (length * keys))
         )
-        if rows <= step:
-            return [_uniform(call, 0, rows, length, keys, is_whole=True)]
         return [
-            _uniform(call, start, min(start + step, rows), length, keys, is_whole=False)
+            _uniform(call, start, min(start + step, rows), length, keys, is_whole=rows <= step)
             for start in range(0, rows, step)
         ]
     lengths = np.full(rows, length) if call.lengths is None else call.lengths

@@ -122,8 +122,7 @@ def _run(test: _Test, command: list[str], screen: Console) -> int:
             for point in test.points:
                 if not runner.run(point, of=len(test.points)):
                     break
-    found.ended = raw.now()
-    runner.save()
+        found.ended = raw.now()
     _show(found.as_dict())
     if test.raw is not None and found.points:
         display.say(f"raw file: {test.raw}")
