@@ -323,6 +323,7 @@ def test_submit_whose_caller_left_is_never_run() -> None:
         [left] = start(batcher, call(1))
         await asyncio.sleep(0)
         left.cancel()
+        await asyncio.wait([left])  # the engine's thread asks no loop what goes next
         engine.free.set()
         await first
         await batcher.close()

@@ -28,8 +28,6 @@ from service.contract import LayerConfig
 from tests.layers import CONFIGS, Layers
 from tests.server import until
 
-pytestmark = pytest.mark.torch
-
 Array = npt.NDArray[Any]
 
 TINY = CONFIGS["tiny"]

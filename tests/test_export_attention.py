@@ -18,8 +18,6 @@ from export.formula import Formula
 from export.gate import formula_of
 from export.sources import Source, from_state, random_layer
 
-pytestmark = pytest.mark.torch
-
 Array = npt.NDArray[Any]
 
 SEED = 11

@@ -39,8 +39,6 @@ from service.engine import Engine, OnnxEngine, Provider, Stop
 from service.errors import ArtifactUnreadable, InferenceFailed
 from tests.doubles import FaultyEngine
 
-pytestmark = pytest.mark.torch
-
 SEED = 2
 """Any: the gate judges every layer alike."""
 

@@ -24,8 +24,6 @@ from service.contract import WEIGHTS_FILE, LayerConfig, graph_inputs, graph_outp
 from service.engine import Engine, OnnxEngine
 from service.errors import ArtifactUnreadable
 
-pytestmark = pytest.mark.torch
-
 SEED = 3
 """Any: the graph does not depend on the weights."""
 

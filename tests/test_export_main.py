@@ -23,8 +23,6 @@ from service.artifact import read_artifact
 from tests.layers import Layers
 from tests.server import ROOT, until
 
-pytestmark = pytest.mark.torch
-
 TINY = ["--embed-dim", "4", "--num-heads", "1"]
 
 SEED = 4

@@ -36,8 +36,6 @@ from service.contract import graph_inputs, graph_outputs
 from service.errors import ArtifactUnreadable
 from tests.layers import CONFIGS, Layers
 
-pytestmark = pytest.mark.torch
-
 SEED = 8
 """Any: publishing does not depend on the weights."""
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from export.sources import Source, SourceInvalid, from_hf, from_state, from_torch, random_layer
 
-pytestmark = pytest.mark.torch
-
 SEED = 5
 """Any: every rule here holds for all weights."""
 

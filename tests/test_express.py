@@ -247,20 +247,22 @@ def test_request_that_is_refused_is_not_taken(repository: Path, tmp_path: Path) 
     asyncio.run(scenario())
 
 
-@pytest.mark.torch
-def test_shapes_that_have_passed_are_checked_again_for_another_layer(tmp_path: Path) -> None:
+def test_shapes_that_have_passed_are_checked_again_for_another_layer(
+    layers: Layers, tmp_path: Path
+) -> None:
     """A call is like the one before only as long as the layer is."""
-    from export.publish import publish
-    from export.sources import random_layer
-
     repository = tmp_path / "repository"
-    publish(random_layer(8, 2, seed=0), repository, "tiny")
+    shutil.copytree(layers.repository / "tiny", repository / "tiny")
 
     async def scenario() -> None:
         made = house(repository)
         for _ in range(2):
             assert made.express.take(request(), Caller()) is not None
-        publish(random_layer(16, 2, seed=0), repository, "tiny")
+        other = shutil.copytree(layers.artifact("mha"), repository / "tiny" / "2")
+        manifest = orjson.loads((other / "manifest.json").read_bytes())
+        (other / "manifest.json").write_bytes(
+            orjson.dumps(manifest | {"name": "tiny", "version": 2})
+        )
         await made.models.refresh(retry=False)
         assert made.express.take(request(), Caller()) is None
         await made.models.close()

@@ -41,8 +41,6 @@ from tests.calls import (
 )
 from tests.server import ROOT, Server
 
-pytestmark = pytest.mark.torch
-
 log = logging.getLogger(__name__)
 
 SENTENCE = "The model didn't work because it was too complex."
