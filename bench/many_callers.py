@@ -215,7 +215,7 @@ def _engine_rate(lengths: list[int]) -> float:
     """Return calls a second of the engine alone, the mix sorted and joined by hand."""
     engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2)
     settings = Settings()
-    limits = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.max_padding)
+    limits = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.padding)
     groups: list[Group] = []
     for length in sorted(lengths):
         call = Call(Inputs(np.ones((1, length, WIDTH), np.float32)))

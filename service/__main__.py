@@ -150,7 +150,7 @@ class _Server(uvicorn.Server):
 def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:
     """Return the models that will be served; none is loaded yet."""
     queue = QueueLimits(settings.max_queue_calls, settings.max_queue_tokens, settings.timeout_s)
-    run = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.max_padding)
+    run = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.padding)
 
     def batcher_of(name: str, engine: Engine) -> Batcher:
         return Batcher(engine, queue, run, metrics.of_model(name))

@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,7 +27,15 @@ import numpy as np
 from service.calls import Answer, Call, Floats, Outputs, Run, Stages
 from service.engine import Engine, Stop
 from service.errors import DeadlineExceeded, Draining, QueueFull
-from service.joining import Group, Piece, RunLimits, joined_inputs, outputs_of, pieces_of
+from service.joining import (
+    RUN_TOKENS,
+    Group,
+    Piece,
+    RunLimits,
+    joined_inputs,
+    outputs_of,
+    pieces_of,
+)
 
 MAX_RUNS_PASSED = 32
 """After so many runs without it, a piece goes before every priority."""
@@ -495,24 +503,35 @@ def _let_the_loop_pass() -> None:
 def _joined(
     first: _Ticket, waiting: list[_Ticket], limits: RunLimits
 ) -> tuple[list[_Ticket], Group]:
-    """Return a piece with every other that is better run beside it than later, nearest first."""
+    """
+    Return a piece with every other that is better run beside it than later, nearest first.
+
+    What goes before others that came earlier makes each of them wait as long as it takes
+    itself.  That must not be more than what all that wait save: one start of a run.
+    """
     length, keys = first.piece.length, first.piece.key_length
     nearest = sorted(
-        itertools.islice(waiting, _SCANNED),
-        key=lambda ticket: (
+        (
             ticket.rank[0],
             abs(ticket.piece.length - length) + abs(ticket.piece.key_length - keys),
-        ),
+            place,
+        )
+        for place, ticket in enumerate(itertools.islice(waiting, _SCANNED))
     )
     tickets, group = [first], Group.of(first.piece)
+    places = [waiting.index(first)]
+    saved = RUN_TOKENS * len(waiting)
     full_at: int | None = None
-    for ticket in nearest:
-        if ticket is first or ticket.rank[0] == full_at:
+    for priority, _, place in nearest:
+        ticket = waiting[place]
+        passed = place - bisect_left(places, place)
+        if ticket is first or priority == full_at or passed * ticket.piece.tokens > saved:
             continue
         if group.takes(ticket.piece, limits):
             tickets.append(ticket)
+            insort(places, place)
         elif ticket.piece.kind == first.piece.kind:
-            full_at = ticket.rank[0]  # what is farther will fit still less
+            full_at = priority  # what is farther will fit still less
     return tickets, group
 
 

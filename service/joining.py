@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from service.calls import Bools, Call, Floats, Inputs, Outputs
 
-RUN_TOKENS = 16
+RUN_TOKENS = 8
 """
-What starting a run is worth, in queries and keys: two calls that would cost more padding
-than this are faster one after the other.  About 0.3 ms where a token takes 0.03 ms
-(bench/NOTES.md, "many callers").
+What starting a run is worth, in queries and keys: about 0.2 ms where a token takes 0.05 ms
+(bench/NOTES.md, "joining").
 """
 
 Rows = slice | npt.NDArray[np.int64]
@@ -85,18 +84,13 @@ class Group:
         return RUN_TOKENS + self.padded_tokens
 
     def takes(self, piece: Piece, limits: RunLimits) -> bool:
-        """Take one more piece in if it is of the same kind, fits and pays; say whether."""
+        """Take one more piece in if it is of the same kind and fits; say whether."""
         rows = self.rows + piece.count
         length = max(self.length, piece.length)
         keys = max(self.key_length, piece.key_length)
         tokens = self.tokens + piece.tokens
-        apart = self.padded_tokens + RUN_TOKENS + piece.count * (piece.length + piece.key_length)
-        pays = rows * (length + keys) <= apart
-        if (
-            not pays
-            or piece.kind != self.pieces[0].kind
-            or not _fits(rows, length, keys, tokens, limits)
-        ):
+        is_of_kind = piece.kind == self.pieces[0].kind
+        if not is_of_kind or not _fits(rows, length, keys, tokens, limits):
             return False
         self.pieces.append(piece)
         self.rows, self.length, self.key_length, self.tokens = rows, length, keys, tokens

@@ -96,8 +96,12 @@ class Settings(BaseModel):
         ge=1,
         description="attention cells of one run: rows x queries x keys; a row is never split",
     )
-    max_padding: float = Field(
-        0.25, ge=0, lt=1, description="share of padding that joining calls may cost a run"
+    max_padding: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="share of padding that sequences of unequal length may cost a run"
+        " (default: 0 on CPU, where each token costs, 0.25 on CUDA)",
     )
     timeout_s: float = Field(
         60.0, gt=0, le=3600, description="time a call may wait when it names no limit; then 504"
@@ -182,6 +186,13 @@ class Settings(BaseModel):
             told, value = raw[name]
             hint = _KUBERNETES if value.startswith("tcp://") else ""
             raise SettingsInvalid(f"{told}: {problem['msg']}, got {value!r}{hint}") from None
+
+    @property
+    def padding(self) -> float:
+        """`max_padding`, or what is best with the provider."""
+        if self.max_padding is not None:
+            return self.max_padding
+        return 0.0 if self.provider == "cpu" else 0.25
 
     @classmethod
     def flag(cls, name: str) -> str:

@@ -74,12 +74,13 @@ def make(
     max_calls: int = 99,
     max_tokens: int = 9999,
     max_run_tokens: int = 1,
+    max_waste: float = 0.25,
     seen: Seen | None = None,
     inline_s: float = 0.0,
 ) -> Batcher:
     """Return a batcher that joins nothing unless told to."""
     queue = QueueLimits(max_calls, max_tokens, timeout_s=30)
-    limits = RunLimits(max_run_tokens, 10**6, 0.25)
+    limits = RunLimits(max_run_tokens, 10**6, max_waste)
     return Batcher(engine, queue, limits, seen or Seen(), inline_s=inline_s)
 
 
@@ -545,22 +546,34 @@ def test_run_that_fails_in_an_unexpected_way_stops_no_lane() -> None:
     assert asyncio.run(scenario()).output.item() == 1
 
 
-def test_calls_whose_padding_would_cost_more_than_a_run_are_run_apart() -> None:
-    """Joining has to pay; what is nearest in length goes together."""
+@pytest.mark.parametrize(
+    ("lengths", "max_waste", "ran"),
+    [
+        ((4, 4, 4), 0, [[0, 1, 2]]),
+        ((40, 41), 0, [[0], [1]]),
+        ((40, 41), 0.25, [[0, 1]]),
+        ((40, 60, 40), 0, [[0], [1], [2]]),
+        ((4, 6, 4), 0, [[0, 2], [1]]),
+    ],
+    ids=["equal", "unequal", "padding allowed", "long: each in turn", "short: one is passed"],
+)
+def test_calls_share_a_run_where_that_delays_nobody(
+    lengths: tuple[int, ...], max_waste: float, ran: list[list[float]]
+) -> None:
+    """Padding is for the settings to allow; who is passed must gain more than it waits."""
 
     async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = make(engine, max_run_tokens=10**6)
+        batcher = make(engine, max_run_tokens=10**6, max_waste=max_waste)
         tasks = [await first_runs(batcher, engine)]
-        lengths = (40, 60, 41, 59)
-        tasks += start(batcher, *(call(length, length=length) for length in lengths))
+        tasks += start(batcher, *(call(mark, length=size) for mark, size in enumerate(lengths)))
         await asyncio.sleep(0)
         engine.free.set()
         await asyncio.gather(*tasks)
         await batcher.close()
         return engine.ran
 
-    assert asyncio.run(scenario()) == [[0], [40, 41], [60, 59]]
+    assert asyncio.run(scenario()) == [[0], *ran]
 
 
 def test_call_past_its_deadline_at_dispatch_is_not_run() -> None:

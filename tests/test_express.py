@@ -111,7 +111,7 @@ def house(repository: Path, *, keys: Keys | None = None, **settings: Any) -> Hou
 
     def batcher_of(name: str, engine: Engine) -> Batcher:
         queue = QueueLimits(chosen.max_queue_calls, chosen.max_queue_tokens, chosen.timeout_s)
-        limits = RunLimits(chosen.max_run_tokens, chosen.max_run_cells, chosen.max_padding)
+        limits = RunLimits(chosen.max_run_tokens, chosen.max_run_cells, chosen.padding)
         return Batcher(engine, queue, limits, metrics.of_model(name))
 
     models = Models(loader(provider="cpu", threads=1, lanes=1, batcher_of=batcher_of), repository)
