@@ -1,6 +1,7 @@
 """The command `headwise-load` as people run it: what it prints, writes, and ends with."""
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
@@ -12,12 +13,13 @@ from typing import Any
 import httpx
 import pytest
 from hdrh.histogram import HdrHistogram
+from rich.console import Console
 
 from bench.loadtest import raw, sweep
 from bench.loadtest.cli import main
 from bench.loadtest.drive import Live, Plan
 from bench.loadtest.point import Point
-from bench.loadtest.progress import duration_text, live_text
+from bench.loadtest.progress import Display, duration_text, live_text, result_text
 from bench.loadtest.work import Work
 from tests.layers import Layers
 from tests.load_stub import Stub
@@ -154,6 +156,31 @@ def test_points_are_made_once_and_without_those_that_are_there() -> None:
 def test_live_figures_are_short(live: Live, text: str) -> None:
     """They share a line with the bar."""
     assert live_text(live) == text
+
+
+def test_silence_is_told_once_until_an_answer_comes() -> None:
+    """Also where no terminal shows live figures."""
+    shown = io.StringIO()
+    display = Display(Console(file=shown), total_s=60, quiet=False)
+    nan = float("nan")
+
+    for second, good in enumerate([1] + [0] * 14 + [1] + [0] * 5):
+        display.live(Live(second, False, 9, good, good, nan, nan))
+
+    told = "no answer for 5 s; a call is given up after --timeout"
+    assert shown.getvalue().splitlines() == [told] * 2
+
+
+def test_point_is_told_in_plain_numbers() -> None:
+    """Four digits are no power of ten."""
+    latency = {"count": 2, "p50": 9.94, "p90": 1034.0, "p99": 1034.0, "max": 1034.0}
+
+    told = result_text({"id": "a", "latency_ms": latency, "good_per_s": 1070.9, "offered": 3})
+
+    gap = "\N{NARROW NO-BREAK SPACE}"
+    assert told == (
+        f"a: p50 9.94  p90 1{gap}034  p99 1{gap}034  max 1{gap}034 ms  1{gap}071 good/s  1 not good"
+    )
 
 
 def test_interrupted_sweep_tells_what_it_has_and_can_be_resumed(tmp_path: Path) -> None:
@@ -343,7 +370,19 @@ def test_nobody_there_is_exit_code_2() -> None:
     code, output, errors = load(url)
 
     assert (code, output) == (2, "")
-    assert errors == f"headwise-load: {url}: Connection refused\n"
+    assert errors == f"headwise-load: {url}: Connection refused: no server listens there\n"
+
+
+def test_server_without_tls_is_told_apart(server: Server) -> None:
+    """A scheme that was mistyped is named as the cause."""
+    url = server.url.replace("http://", "https://")
+
+    code, _, errors = load(url)
+
+    assert code == 2
+    assert errors == (
+        f"headwise-load: {url}: it does not speak TLS: try http:// instead of https://\n"
+    )
 
 
 def test_server_of_another_kind_is_exit_code_2(server: Server) -> None:

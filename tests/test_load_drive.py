@@ -254,9 +254,15 @@ def test_nobody_there_is_told_with_the_address() -> None:
         port = listener.getsockname()[1]
     endpoint = Endpoint.parse(f"http://127.0.0.1:{port}")
 
-    with pytest.raises(Unreachable, match=rf"^http://127.0.0.1:{port}: Connection refused$"):
+    with pytest.raises(
+        Unreachable,
+        match=rf"^http://127.0.0.1:{port}: Connection refused: no server listens there$",
+    ):
         closed_load(endpoint, [b""], clients=1)
-    with pytest.raises(Unreachable, match=rf"^http://127.0.0.1:{port}: Connection refused$"):
+    with pytest.raises(
+        Unreachable,
+        match=rf"^http://127.0.0.1:{port}: Connection refused: no server listens there$",
+    ):
         discover(endpoint, model=None)
 
 

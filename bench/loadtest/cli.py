@@ -477,7 +477,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _load_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group(
-        "load", "open (--rate: latency counts from when a call was due) or closed (--clients)"
+        "load",
+        "open (--rate: latency counts from when a call was due) or closed (--clients); given both,"
+        " each is measured",
     )
     load.add_argument(
         "--rate", help="calls a second: 100, or 50,100, or 100:500:100 (default: 100)"

@@ -169,6 +169,10 @@ def reason_of(error: Exception) -> str:
     """Return in a few words why a connection failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate does not verify: {error.verify_message}"
+    if isinstance(error, ConnectionRefusedError):
+        return "Connection refused: no server listens there"
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS: try http:// instead of https://"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

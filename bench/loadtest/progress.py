@@ -2,13 +2,17 @@
 
 import math
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from bench.loadtest.drive import Live
 from bench.loadtest.point import Point
+from bench.loadtest.report.words import ms, number
+
+SILENT_S: Final = 5.0
+"""After so long without an answer, that is said."""
 
 
 class Display:
@@ -20,6 +24,8 @@ class Display:
         self._total_s = total_s
         self._before_s = 0.0
         self._number = 0
+        self._heard_s: float | None = 0.0
+        """When the last answer of this point came; None = its silence has been told."""
         self._task: TaskID | None = None
         self._progress: Progress | None = None
         if console.is_terminal and not quiet:
@@ -57,6 +63,7 @@ class Display:
     def begin(self, point: Point, of: int | None) -> None:
         """Show which point is next, of how many."""
         self._number += 1
+        self._heard_s = 0.0
         if self._progress is not None and self._task is not None:
             number = f"{self._number}/{of}" if of else f"{self._number}"
             self._progress.update(
@@ -64,7 +71,12 @@ class Display:
             )
 
     def live(self, live: Live) -> None:
-        """Show how it goes."""
+        """Show how it goes; say once when no answer comes any more."""
+        if live.is_warmup or live.good:
+            self._heard_s = live.elapsed_s
+        elif self._heard_s is not None and live.elapsed_s - self._heard_s >= SILENT_S:
+            self._heard_s = None
+            self.say(f"no answer for {SILENT_S:g} s; a call is given up after --timeout")
         if self._progress is not None and self._task is not None:
             self._progress.update(
                 self._task, completed=self._before_s + live.elapsed_s, live=live_text(live)
@@ -84,7 +96,7 @@ def live_text(live: Live) -> str:
         return "warming up"
     if math.isnan(live.p50_ms):
         return f"{live.offered} calls, no answer now"
-    return f"p50 {live.p50_ms:.3g} ms  p99 {live.p99_ms:.3g} ms  {live.rate:.0f}/s"
+    return f"p50 {ms(live.p50_ms)}  p99 {ms(live.p99_ms)}  {live.rate:.0f}/s"
 
 
 def result_text(found: dict[str, Any]) -> str:
@@ -92,8 +104,8 @@ def result_text(found: dict[str, Any]) -> str:
     latency = found["latency_ms"]
     told = "no good answer"
     if latency["count"]:
-        told = "  ".join(f"{name} {latency[name]:.3g}" for name in ("p50", "p90", "p99", "max"))
-        told = f"{told} ms  {found['good_per_s']:.1f} good/s"
+        told = "  ".join(f"{name} {number(latency[name])}" for name in ("p50", "p90", "p99", "max"))
+        told = f"{told} ms  {number(found['good_per_s'])} good/s"
     bad = found["offered"] - latency["count"]
     return f"{found['id']}: {told}{f'  {bad} not good' if bad else ''}"
 

@@ -62,11 +62,11 @@ def _answers(measurement: Measurement) -> _Part:
     """Return what came of the calls, and the latencies of those answered well."""
     rows = []
     for point in measurement.points:
-        counts = (point.good_rate, point.refused, point.failed)
+        counts = (point.offered, point.good_rate, point.refused, point.failed)
         rows.append([*counts, *(point.latency_at(statistic) for statistic in _STATISTICS)])
     return _Part(
         "latencies in ms",
-        ("good/s", "refused", "failed", *_STATISTICS),
+        ("calls", "good/s", "refused", "failed", *_STATISTICS),
         [[number(figure) for figure in row] for row in rows],
     )
 
