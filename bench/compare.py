@@ -1,7 +1,7 @@
 """
 Headwise against other servers, over HTTP: the same layer, the same load, in turn.
 
-    python -m bench.compare [--full] [--peers NAMES] [--out FILE]
+    python -m bench.compare [--full] [--peers NAMES] [--rounds N] [--seconds S] [--out FILE]
 
 Each peer is started beside Headwise alone and takes turns with it, so that every ratio
 is of two loads within a few seconds; what they cannot do is left out, and who cannot be
@@ -102,6 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.compare", description=__doc__)
     parser.add_argument("--full", action="store_true", help="every shape and wire: some 25 minutes")
     parser.add_argument("--peers", metavar="NAMES", help=f"some of {','.join(PEERS)}; default: all")
+    parser.add_argument("--rounds", type=int, help="turns of each (default: 2; 3 with --full)")
+    parser.add_argument("--seconds", type=int, help="length of a turn (default: 1)")
     parser.add_argument("--out", type=Path, default=Path(".bench/compare.json"))
     asked = parser.parse_args(argv)
     names = asked.peers.split(",") if asked.peers else list(PEERS)
@@ -111,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrk.fetch()
     publish()
     plan = FULL if asked.full else QUICK
+    plan = replace(plan, rounds=asked.rounds or plan.rounds, seconds=asked.seconds or plan.seconds)
     samples: list[Sample] = []
     missing: dict[str, str] = {}
     # No two rounds have one number: Headwise beside one peer is not Headwise beside another.
