@@ -96,10 +96,6 @@ class Group:
         self.rows, self.length, self.key_length, self.tokens = rows, length, keys, tokens
         return True
 
-    def fits(self, limits: RunLimits) -> bool:
-        """Say whether the run stays within its limits."""
-        return _fits(self.rows, self.length, self.key_length, self.tokens, limits)
-
 
 def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
     """Return the call in pieces that each fit a run: one, if the whole does."""
