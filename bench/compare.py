@@ -109,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = asked.peers.split(",") if asked.peers else list(PEERS)
     if unknown := [name for name in names if name not in PEERS]:
         parser.error(f"--peers: expected some of {', '.join(PEERS)}, got {', '.join(unknown)}")
+    for option in ("rounds", "seconds"):
+        if (value := getattr(asked, option)) is not None and value < 1:
+            parser.error(f"--{option}: expected a whole number from 1 on, got {value}")
     started = datetime.now(UTC)
     wrk.fetch()
     publish()

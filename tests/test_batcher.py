@@ -557,7 +557,7 @@ def test_run_that_fails_in_an_unexpected_way_stops_no_lane() -> None:
     ],
     ids=["equal", "unequal", "padding allowed", "long: each in turn", "short: one is passed"],
 )
-def test_calls_share_a_run_where_that_delays_nobody(
+def test_calls_share_a_run_where_that_saves_more_than_it_delays(
     lengths: tuple[int, ...], max_waste: float, ran: list[list[float]]
 ) -> None:
     """Padding is for the settings to allow; who is passed must gain more than it waits."""
