@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from service import json_codec, oip_codec
+from service import json_codec, oip_request, oip_response
 from service.batcher import Entry
 from service.calls import Answer, Call
 from service.compression import accepted, encoding_of
@@ -50,8 +50,8 @@ _HEADS: Final = 256
 """How many are; a client's heads differ in the body's length at most."""
 
 _JSON: Final = (b"content-type", json_codec.MEDIA_TYPE.encode())
-_BINARY: Final = (b"content-type", oip_codec.BINARY_MEDIA_TYPE.encode())
-_HEADER_LENGTH: Final = oip_codec.HEADER_LENGTH.encode()
+_BINARY: Final = (b"content-type", oip_request.BINARY_MEDIA_TYPE.encode())
+_HEADER_LENGTH: Final = oip_request.HEADER_LENGTH.encode()
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -80,7 +80,7 @@ class _Route:
     request_id: str | None
     headers: Headers
     named: dict[str, str]
-    passed: tuple[oip_codec.InferRequest, LayerConfig] | None = None
+    passed: tuple[oip_request.InferRequest, LayerConfig] | None = None
     """What the last call said beside its numbers, and for which layer its shapes were right."""
 
 
@@ -130,10 +130,10 @@ class Express:
             key = None if self._keys is None else self._keys.name_of(route.headers)
             model = self._models.ready(self._models.get(route.plain_name, route.version))
             body = memoryview(data)[end:]
-            asked = oip_codec.outline(body, route.json_bytes, route.with_weights, route.timeout_s)
+            asked = oip_request.outline(body, route.json_bytes, route.with_weights, route.timeout_s)
             if asked.slots:
                 return None
-            arrays = oip_codec.arrays_of(asked, body[route.json_bytes :])
+            arrays = oip_request.arrays_of(asked, body[route.json_bytes :])
             call = self._call(route, asked, Tensors(**arrays), model.layer)
             if call is None:
                 return None
@@ -166,7 +166,7 @@ class Express:
             return route
 
     def _call(
-        self, route: _Route, asked: oip_codec.InferRequest, tensors: Tensors, layer: LayerConfig
+        self, route: _Route, asked: oip_request.InferRequest, tensors: Tensors, layer: LayerConfig
     ) -> Call | None:
         """
         Return the call; None = its answer would not be small.
@@ -185,14 +185,16 @@ class Express:
 
     def _read(self, content: bytes) -> _Route | None:
         head = plain_head(content)
-        target = None if head is None else oip_codec.infer_target(head.path)
+        target = None if head is None else oip_request.infer_target(head.path)
         if head is None or target is None or head.method != "POST":
             return None
         named = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
         settings, accepts = self._settings, named.get("accept-encoding", "")
         try:
             timeout_s = from_query([], named).get("timeout_s")
-            json_bytes = oip_codec.json_size(named.get(oip_codec.HEADER_LENGTH), head.body_bytes)
+            json_bytes = oip_request.json_size(
+                named.get(oip_request.HEADER_LENGTH), head.body_bytes
+            )
             is_compressed = encoding_of(named.get("content-encoding", "")) is not None
             is_compressed |= settings.compress_answers and accepted(accepts) is not None
         except HeadwiseError:
@@ -201,7 +203,7 @@ class Express:
         if is_compressed or not is_small or head.body_bytes > settings.max_body_bytes:
             return None
         name, version = target
-        plain_name, with_weights = oip_codec.split_model_name(name)
+        plain_name, with_weights = oip_request.split_model_name(name)
         return _Route(
             path=INFER if version is None else INFER_VERSION,
             name=name,
@@ -237,7 +239,7 @@ class Express:
         """Send the answer, then write it down: its caller may go on meanwhile."""
         route, model = ride.route, ride.model
         encode_started = time.monotonic()
-        length, header_size, chunks = oip_codec.encode(
+        length, header_size, chunks = oip_response.encode(
             route.name, model.version, ride.asked, answer, {}
         )
         pieces = list(chunks)
@@ -290,7 +292,7 @@ class Ride:
     route: _Route
     connection: Connection
     model: Model
-    asked: oip_codec.InferRequest
+    asked: oip_request.InferRequest
     counted: ModelStatistics
     started: float
     request_id: str
@@ -299,7 +301,7 @@ class Ride:
     is_answered: bool = False
 
 
-def _answer_size(asked: oip_codec.InferRequest, call: Call, layer: LayerConfig) -> Size:
+def _answer_size(asked: oip_request.InferRequest, call: Call, layer: LayerConfig) -> Size:
     """Return how much work writing the answer will be."""
     rows, length, embed_dim = call.inputs.embeddings.shape
     numbers = rows * length * embed_dim

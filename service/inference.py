@@ -12,7 +12,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service import json_codec, oip_codec, safetensors_codec
+from service import json_codec, oip_request, oip_response, safetensors_codec
 from service.calls import Answer
 from service.compression import accepted, compress, decompress, encoding_of
 from service.errors import (
@@ -113,7 +113,7 @@ class Inference:
     def _find(self, path: str) -> tuple[Endpoint, Handler] | None:
         if path == ATTENTION:
             return _ATTENTION, self._attention
-        target = oip_codec.infer_target(path)
+        target = oip_request.infer_target(path)
         if target is None:
             return None
         name, version = target
@@ -158,7 +158,7 @@ class Inference:
         """Answer as the protocol says, and count how it went for the model that it names."""
         started = time.monotonic()
         await self._check_takes_calls(exchange)
-        plain, _ = oip_codec.split_model_name(name)
+        plain, _ = oip_request.split_model_name(name)
         model = self._models.get(plain, version)
         counted = self._statistics.of(name, model.version)
         try:
@@ -176,16 +176,16 @@ class Inference:
         started: float,
     ) -> None:
         """Answer in JSON, binary tensors or both; `<name>-weights` also has the weights."""
-        _, with_weights = oip_codec.split_model_name(name)
+        _, with_weights = oip_request.split_model_name(name)
         self._models.ready(model)
         model.batcher.check_room()  # a call that is refused anyhow is not read
         timeout_s = from_query([], exchange.headers).get("timeout_s")
         content = await self._body(exchange)
-        header_length = exchange.headers.get(oip_codec.HEADER_LENGTH)
-        json_bytes = oip_codec.json_size(header_length, len(content))
+        header_length = exchange.headers.get(oip_request.HEADER_LENGTH)
+        json_bytes = oip_request.json_size(header_length, len(content))
         asked = await self._workers.decode(
             Size(json_bytes=json_bytes, raw_bytes=len(content) - json_bytes),
-            oip_codec.decode,
+            oip_request.decode,
             content,
             json_bytes,
             with_weights,
@@ -195,21 +195,21 @@ class Inference:
         if asked.borrowed:
             size = Size(raw_bytes=sum(places[tensor].byte_size for tensor in asked.borrowed))
             limit = self._settings.max_body_bytes
-            asked = await self._workers.do(size, oip_codec.borrow, asked, places, limit)
+            asked = await self._workers.do(size, oip_request.borrow, asked, places, limit)
         call = to_call(asked.tensors, asked.options, model.layer, self._limits)
         if asked.kept:
-            oip_codec.check_kept(asked, call, model.layer.num_heads)
+            oip_response.check_kept(asked, call, model.layer.num_heads)
         answer = await exchange.while_there(model.batcher.submit(call, on_run=counted.run))
-        at_once, sent = oip_codec.sizes(asked, answer)
+        at_once, sent = oip_response.sizes(asked, answer)
         length, header_size, pieces = await self._workers.do(
-            at_once, oip_codec.encode, name, model.version, asked, answer, places
+            at_once, oip_response.encode, name, model.version, asked, answer, places
         )
         if header_size is None:
             headers = [_content_type(json_codec.MEDIA_TYPE)]
         else:
             headers = [
-                _content_type(oip_codec.BINARY_MEDIA_TYPE),
-                (oip_codec.HEADER_LENGTH.encode(), b"%d" % header_size),
+                _content_type(oip_request.BINARY_MEDIA_TYPE),
+                (oip_request.HEADER_LENGTH.encode(), b"%d" % header_size),
             ]
         reply = Reply(headers, length, pieces, sent)
         await self._reply(exchange, reply, model, answer, started, counted)

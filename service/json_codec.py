@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from service.calls import Answer, Bools, Floats
+from service.checks import check_known
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -22,10 +23,11 @@ from service.contract import (
     PAIR_MASK,
 )
 from service.errors import InvalidInput
-from service.json_reader import Nested, Node, Reader, read
-from service.options import NAMES, check_known, checked
+from service.json_reader import Nested, Node, Reader
+from service.options import NAMES, checked
 from service.pieces import Chunk, json_array
 from service.shapes import Limits, Options, Tensors, add_batch_axis, pad, pad_last
+from service.simdjson_reader import read
 
 MEDIA_TYPE: Final = "application/json"
 _KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, *NAMES)

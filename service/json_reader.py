@@ -1,45 +1,28 @@
 """
-Read JSON bodies whose weight is in arrays of numbers.
+Read JSON bodies whose weight is in arrays of numbers, exactly.
 
-Two readers give the same answers.  The fast one lets simdjson copy numbers
-straight into a buffer, which flattens whatever is nested; it therefore gives up
-on anything irregular.  The exact one walks Python lists, knows `NaN` and
-`Infinity`, and names the place of every mistake.  `read` tries the first and
-falls back to the second, so only the exact one ever words an error.  A small
-body goes to the exact one at once, which reads it in less time.
+This reader goes through Python's own parser and lists.  It accepts `NaN` and `Infinity`,
+and names the place of every mistake.  It is the slow one of two: see `simdjson_reader`,
+which falls back to it, so that only this one ever words an error.
 """
 
 import codecs
 import json
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import simdjson
 
+from service.checks import kind_of
 from service.errors import InvalidInput
 
 MAX_RANK: Final = 5
 """One more than the deepest tensor of the contract, so that its message can say how deep it is."""
 
-_MAX_MEMBERS: Final = 32
-"""More than any object of ours has; larger ones are left to the exact reader."""
-
-_SMALL_BYTES: Final = 2048
-"""Up to here Python's own parser takes a third of the time that going through simdjson takes."""
-
-_KEPT_BYTES: Final = 16 * 2**20
-"""Bodies up to here are parsed in memory that is kept; new memory takes as long as parsing."""
-
-_kept = threading.local()
-
 Node = Any
 """A JSON value in a reader's own form; only the reader it came from understands it."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -104,135 +87,7 @@ class Reader(Protocol):
         ...
 
 
-def read(body: bytes, decode: Callable[[Reader], _T]) -> _T:
-    """
-    Return what `decode` makes of the body.
-
-    Raises:
-        InvalidInput: the body is not JSON, or `decode` found a mistake in it.
-    """
-    if len(body) <= _SMALL_BYTES:
-        return decode(_ExactReader(body))
-    try:
-        fast = _FastReader(body)
-        result = decode(fast)
-    except (_Irregular, InvalidInput):
-        return decode(_ExactReader(body))
-    # Every array that `decode` saw is counted: one more bracket is an array among numbers.
-    if fast.arrays != body.count(b"["):
-        return decode(_ExactReader(body))
-    return result
-
-
-def kind_of(value: object) -> str:
-    """Name a JSON value's type the way JSON does."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case _:
-            return "an object"
-
-
-class _Irregular(Exception):
-    """The fast reader will not vouch for this body."""
-
-
-class _FastReader:
-    """Reads through simdjson; `arrays` counts the arrays it has looked into."""
-
-    def __init__(self, body: bytes) -> None:
-        self.arrays = 0
-        try:
-            self._document = _parse(body)
-        except (ValueError, RuntimeError) as error:
-            raise _Irregular from error
-
-    def root(self) -> dict[str, Node]:
-        return self._members(self._document)
-
-    def objects(self, node: Node, where: str) -> list[dict[str, Node]]:
-        if not isinstance(node, simdjson.Array):
-            raise _Irregular
-        self.arrays += 1
-        return [self._members(item) for item in node]
-
-    def floats(self, node: Node, where: str) -> Nested:
-        if not isinstance(node, simdjson.Array):
-            raise _Irregular
-        counts: list[list[int]] = []
-        arrays: list[Any] = [node]
-        while True:
-            counts.append([len(array) for array in arrays])
-            self.arrays += len(arrays)
-            first = next((array for array in arrays if len(array)), None)
-            if first is None or len(counts) > MAX_RANK:
-                raise _Irregular
-            if not isinstance(first[0], simdjson.Array):
-                break
-            arrays = [item for array in arrays for item in array]
-            if not all(isinstance(array, simdjson.Array) for array in arrays):
-                raise _Irregular
-        try:
-            doubles = np.frombuffer(node.as_buffer(of_type="d"), np.float64)
-        except (TypeError, ValueError) as error:
-            raise _Irregular from error
-        values = _to_float32(doubles)
-        if values.size != sum(counts[-1]) or not np.isfinite(values).all():
-            raise _Irregular
-        return Nested(values, tuple(counts))
-
-    def bools(self, node: Node, where: str) -> Nested:
-        return _walk(self.plain(node), where, _to_bools)
-
-    def integers(self, node: Node, where: str, dtype: np.dtype[Any]) -> Nested:
-        return _walk(self.plain(node), where, _TO_INTEGERS[dtype.name])
-
-    def plain(self, node: Node) -> Any:
-        try:
-            if isinstance(node, simdjson.Array):
-                node = node.as_list()
-            elif isinstance(node, simdjson.Object):
-                node = node.as_dict()
-            self.arrays += _count_arrays(node)
-        except RecursionError as error:
-            raise _Irregular from error
-        return node
-
-    def _members(self, node: Node) -> dict[str, Node]:
-        if not isinstance(node, simdjson.Object):
-            raise _Irregular
-        keys = list(node.keys()) if len(node) <= _MAX_MEMBERS else []
-        # simdjson looks a key up by going through all before it.
-        if not keys or len(set(keys)) != len(keys):
-            raise _Irregular
-        try:
-            return {key: node[key] for key in keys}  # `items()` would make Python's own of all
-        except KeyError as error:  # simdjson does not find a key that holds U+0000
-            raise _Irregular from error
-
-
-def _parse(body: bytes) -> Any:
-    """Return simdjson's document; the memory of this thread's last one is used again."""
-    if len(body) > _KEPT_BYTES:
-        return simdjson.Parser().parse(body)
-    if not hasattr(_kept, "parser"):
-        _kept.parser = simdjson.Parser()
-    try:
-        return _kept.parser.parse(body)
-    except RuntimeError:  # something still looks at the last document
-        _kept.parser = simdjson.Parser()
-        return _kept.parser.parse(body)
-
-
-class _ExactReader:
+class ExactReader:
     """Reads through Python's own parser and lists."""
 
     def __init__(self, body: bytes) -> None:
@@ -254,11 +109,13 @@ class _ExactReader:
             raise InvalidInput("body: a number has too many digits") from None
 
     def root(self) -> dict[str, Node]:
+        """See `Reader.root`."""
         if not isinstance(self._document, dict):
             raise InvalidInput(f"body: expected a JSON object, got {kind_of(self._document)}")
         return self._document
 
     def objects(self, node: Node, where: str) -> list[dict[str, Node]]:
+        """See `Reader.objects`."""
         if not isinstance(node, list):
             raise InvalidInput(f"{where}: expected an array, got {kind_of(node)}")
         for i, item in enumerate(node):
@@ -267,50 +124,23 @@ class _ExactReader:
         return node
 
     def floats(self, node: Node, where: str) -> Nested:
-        return _walk(node, where, _to_floats)
+        """See `Reader.floats`."""
+        return walk(node, where, _to_floats)
 
     def bools(self, node: Node, where: str) -> Nested:
-        return _walk(node, where, _to_bools)
+        """See `Reader.bools`."""
+        return walk(node, where, to_bools)
 
     def integers(self, node: Node, where: str, dtype: np.dtype[Any]) -> Nested:
-        return _walk(node, where, _TO_INTEGERS[dtype.name])
+        """See `Reader.integers`."""
+        return walk(node, where, TO_INTEGERS[dtype.name])
 
     def plain(self, node: Node) -> Any:
+        """See `Reader.plain`."""
         return node
 
 
-class _Overflow(float):
-    """A literal that is finite as written and infinite as a float: 1e400."""
-
-
-def _number(literal: str) -> float:
-    value = float(literal)
-    return value if np.isfinite(value) else _Overflow(value)
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise InvalidInput(f"body: the key {twice[:64]!r} stands there twice")
-    return members
-
-
-_DECODER: Final = json.JSONDecoder(parse_float=_number, object_pairs_hook=_once)
-
-
-def _count_arrays(value: object) -> int:
-    match value:
-        case list():
-            return 1 + sum(_count_arrays(item) for item in value if isinstance(item, list | dict))
-        case dict():
-            return sum(_count_arrays(item) for item in value.values())
-        case _:
-            return 0
-
-
-def _walk(
+def walk(
     node: object, where: str, to_array: Callable[[list[Any]], npt.NDArray[Any] | None]
 ) -> Nested:
     """
@@ -338,11 +168,32 @@ def _walk(
         _refuse_leaf(Nested(np.empty(0), tuple(counts)), leaves, where, to_array)
     nested = Nested(values, tuple(counts))
     if values.dtype == np.float64:
-        nested = Nested(_to_float32(values), nested.counts)
+        nested = Nested(to_float32(values), nested.counts)
         beyond = np.isinf(nested.values) & np.isfinite(values)
         if beyond.any():
             _refuse_beyond(where + nested.place(int(beyond.argmax())))
     return nested
+
+
+class _Overflow(float):
+    """A literal that is finite as written and infinite as a float: 1e400."""
+
+
+def _number(literal: str) -> float:
+    value = float(literal)
+    return value if np.isfinite(value) else _Overflow(value)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise InvalidInput(f"body: the key {twice[:64]!r} stands there twice")
+    return members
+
+
+_DECODER: Final = json.JSONDecoder(parse_float=_number, object_pairs_hook=_once)
 
 
 def _check_arrays(
@@ -387,7 +238,8 @@ def _to_floats(leaves: list[Any]) -> npt.NDArray[np.float64] | None:
         return None
 
 
-def _to_bools(leaves: list[Any]) -> npt.NDArray[np.bool_] | None:
+def to_bools(leaves: list[Any]) -> npt.NDArray[np.bool_] | None:
+    """Return leaves that are all booleans as an array; None = one is not."""
     return np.array(leaves, np.bool_) if {type(leaf) for leaf in leaves} <= {bool} else None
 
 
@@ -403,12 +255,13 @@ def _to_integers(dtype: np.dtype[Any]) -> Callable[[list[Any]], npt.NDArray[Any]
     return to_array
 
 
-def _to_float32(doubles: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+def to_float32(doubles: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Return the nearest FP32 numbers; what is too large becomes infinity."""
     with np.errstate(over="ignore"):
         return doubles.astype(np.float32)
 
 
-_TO_INTEGERS: Final = {
+TO_INTEGERS: Final = {
     f"{sign}int{bits}": _to_integers(np.dtype(f"{sign}int{bits}"))
     for sign in ("", "u")
     for bits in (8, 16, 32, 64)
@@ -416,6 +269,6 @@ _TO_INTEGERS: Final = {
 
 _WANTED: Final[dict[Any, str]] = {
     _to_floats: "a number",
-    _to_bools: "true or false",
-    **{take: f"a whole number of {name.upper()}" for name, take in _TO_INTEGERS.items()},
+    to_bools: "true or false",
+    **{take: f"a whole number of {name.upper()}" for name, take in TO_INTEGERS.items()},
 }

@@ -9,9 +9,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from service.checks import check_known, kind_of
 from service.errors import InvalidInput
-from service.json_reader import kind_of
-from service.options import check_known
 
 Value = bool | int | str
 

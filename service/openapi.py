@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any, Final
 
-from service import oip_codec, safetensors_codec
+from service import oip_request, safetensors_codec
 from service.contract import EMBEDDINGS
 from service.datatypes import DTYPES
 from service.errors import (
@@ -359,9 +359,9 @@ def inference_paths() -> Json:
         " `{name}-weights` also has the attention weights.",
         "operationId": "infer",
         "parameters": INFER_PARAMETERS,
-        "requestBody": _body(INFER_REQUEST, oip_codec.BINARY_MEDIA_TYPE, {"inputs": [tensor]}),
+        "requestBody": _body(INFER_REQUEST, oip_request.BINARY_MEDIA_TYPE, {"inputs": [tensor]}),
         "responses": responses(
-            INFER_ANSWER, oip_codec.BINARY_MEDIA_TYPE, *errors, Disabled, NotFound
+            INFER_ANSWER, oip_request.BINARY_MEDIA_TYPE, *errors, Disabled, NotFound
         ),
     }
     infer_version = infer | {

@@ -1,41 +1,17 @@
 """The options of a call, wherever they stand: in a JSON body, a query string or a header."""
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from service.checks import check_known, kind_of
 from service.errors import InvalidInput
-from service.json_reader import kind_of
 from service.shapes import Options
 
 NAMES: Final = ("model", "weights", "causal", "timeout_s", "priority")
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 MAX_TIMEOUT_S: Final = 3600.0
 MAX_PRIORITY: Final = 2**31 - 1
-
-
-def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
-    """
-    Return when every key is known.
-
-    Raises:
-        InvalidInput: names the first unknown key and the nearest known one.
-    """
-    found, known = tuple(found), tuple(known)
-    if all(map(known.__contains__, found)):
-        return
-    unknown = next(key for key in found if key not in known)
-    if unknown == "attention_mask":
-        # Elsewhere the padding mask, elsewhere again the full one: never guess.
-        raise InvalidInput(
-            f"{where}: attention_mask: say attend_mask [B, T] (padding, true = takes part)"
-            " or pair_mask [B or 1, H or 1, S, T] (true = this query may attend to this key)"
-        )
-    unknown = unknown[:64]
-    near = difflib.get_close_matches(unknown, known[:32], n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else f"; expected {', '.join(known)}"
-    raise InvalidInput(f"{where}: unknown key {unknown!r}{hint}")
 
 
 def from_query(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> dict[str, object]:

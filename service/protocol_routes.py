@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service import __version__
+from service.checks import check_known, kind_of
 from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, MEMORY, OUTPUT, WEIGHTS_SUFFIX
 from service.control import control_body
 from service.errors import (
@@ -31,12 +32,11 @@ from service.errors import (
     TooSlow,
     UnknownModel,
 )
-from service.json_reader import kind_of
 from service.life import Life
 from service.log_settings import changed, described
 from service.logs import LOGGER, event
 from service.models import Model, Models
-from service.oip_codec import split_model_name
+from service.oip_request import split_model_name
 from service.openapi import (
     LOG_SETTINGS,
     MODEL_METADATA,
@@ -51,7 +51,6 @@ from service.openapi import (
     problems,
     responses,
 )
-from service.options import check_known
 from service.settings import Settings
 from service.statistics import Statistics
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from service.calls import Answer, Bools, Floats
+from service.checks import check_known
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -25,7 +26,7 @@ from service.contract import (
     PAIR_MASK,
 )
 from service.errors import InvalidInput
-from service.options import check_known, checked
+from service.options import checked
 from service.pieces import Chunk, safetensors
 from service.shapes import Limits, Options, Tensors, check_size, pad, pad_last
 

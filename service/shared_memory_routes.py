@@ -11,13 +11,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.checks import check_known
 from service.control import control_body
 from service.errors import Disabled, InvalidInput, NotFound, TooLarge, TooSlow
-from service.json_reader import Reader, read
+from service.json_reader import Reader
 from service.openapi import REGION_PARAMETER, json_body, problems, responses
-from service.options import check_known
 from service.settings import Settings
 from service.shared_memory import SharedMemory
+from service.simdjson_reader import read
 
 MAX_BODY_BYTES: Final = 64 * 1024
 

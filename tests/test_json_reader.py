@@ -9,17 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.checks import kind_of
 from service.errors import InvalidInput
-from service.json_reader import (
-    MAX_RANK,
-    Nested,
-    Reader,
-    _ExactReader,
-    _FastReader,
-    _Irregular,
-    kind_of,
-    read,
-)
+from service.json_reader import MAX_RANK, ExactReader, Nested, Reader
+from service.simdjson_reader import Irregular, SimdjsonReader, read
 
 
 def floats_of(reader: Reader) -> Nested:
@@ -50,7 +43,7 @@ def test_readers_agree_on_regular_and_ragged_numbers(value: Any) -> None:
     """Fast is nothing but fast."""
     body = body_of(value)
 
-    fast, exact = floats_of(_FastReader(body)), floats_of(_ExactReader(body))
+    fast, exact = floats_of(SimdjsonReader(body)), floats_of(ExactReader(body))
 
     assert fast.counts == exact.counts
     np.testing.assert_array_equal(fast.values, exact.values)
@@ -153,7 +146,7 @@ def test_read_skips_a_byte_order_mark() -> None:
 def test_fast_reader_is_really_used_for_plain_bodies() -> None:
     """A regular body never reaches the slow reader."""
     body = body_of([[1.0, 2.0]])
-    reader = _FastReader(body)
+    reader = SimdjsonReader(body)
 
     floats_of(reader)
 
@@ -163,8 +156,8 @@ def test_fast_reader_is_really_used_for_plain_bodies() -> None:
 @pytest.mark.parametrize("text", ["[]", "[[1], 2]", "[[[[[[1]]]]]]", "[true]", "1"])
 def test_fast_reader_vouches_for_nothing_irregular(text: str) -> None:
     """Anything odd is left to the exact reader."""
-    with pytest.raises(_Irregular):
-        floats_of(_FastReader(b'{"x": %s}' % text.encode()))
+    with pytest.raises(Irregular):
+        floats_of(SimdjsonReader(b'{"x": %s}' % text.encode()))
 
 
 def test_read_objects_of_an_array() -> None:
@@ -174,7 +167,7 @@ def test_read_objects_of_an_array() -> None:
     def names(reader: Reader) -> list[list[str]]:
         return [list(members) for members in reader.objects(reader.root()["x"], "x")]
 
-    assert names(_FastReader(body)) == names(_ExactReader(body)) == [["a"], ["b"]]
+    assert names(SimdjsonReader(body)) == names(ExactReader(body)) == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize(
@@ -203,8 +196,8 @@ def test_fast_reader_leaves_objects_of_many_members_alone() -> None:
     """Looking up each of many keys would take the square of their number."""
     body = json.dumps({f"k{i}": 1 for i in range(33)}).encode()
 
-    with pytest.raises(_Irregular):
-        _FastReader(body).root()
+    with pytest.raises(Irregular):
+        SimdjsonReader(body).root()
     assert len(read(body, lambda r: r.root())) == 33
 
 

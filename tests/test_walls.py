@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 
 ROWS = [
     {"errors", "contract", "cgroup"},
+    {"checks"},
     {
         "settings",
         "logs",
@@ -35,9 +36,10 @@ ROWS = [
         "datatypes",
         "shared_memory",
     },
-    {"options"},
+    {"simdjson_reader", "options", "oip_inputs"},
     {"log_settings"},
-    {"json_codec", "safetensors_codec", "oip_codec", "exchange", "gathering", "compression"},
+    {"json_codec", "safetensors_codec", "oip_request", "exchange", "gathering", "compression"},
+    {"oip_response"},
     {"problems"},
     {"middleware", "openapi", "control"},
     {"express"},
