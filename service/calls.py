@@ -46,6 +46,19 @@ class Inputs:
         return int(keys.shape[1])
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a caller says beside the tensors."""
+
+    model: str | None = None
+    weights: bool = False
+    heads: tuple[int, ...] | None = None
+    """Whose weights are asked for, not yet checked against the layer; None = every head's."""
+    causal: bool = False
+    timeout_s: float | None = None
+    priority: int = 0
+
+
 @dataclass(eq=False, slots=True)
 class Outputs:
     """

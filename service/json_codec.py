@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from service.calls import Answer, Bools, Floats
+from service.calls import Answer, Bools, Floats, Options
 from service.checks import check_known
 from service.contract import (
     ATTEND_MASK,
@@ -26,7 +26,7 @@ from service.errors import InvalidInput
 from service.json_reader import Nested, Node, Reader
 from service.options import NAMES, checked
 from service.pieces import Chunk, json_array
-from service.shapes import Limits, Options, Tensors, add_batch_axis, pad, pad_last
+from service.shapes import Limits, Tensors, add_batch_axis, pad, pad_last
 from service.simdjson_reader import read
 
 MEDIA_TYPE: Final = "application/json"

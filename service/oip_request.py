@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
+from service.calls import Options
 from service.checks import check_known, kind_of
 from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, OUTPUT, WEIGHTS_SUFFIX
 from service.datatypes import from_bytes
@@ -30,7 +31,7 @@ from service.oip_inputs import (
     slot_of,
 )
 from service.options import MAX_TIMEOUT_S, checked, checked_heads
-from service.shapes import Options, Tensors
+from service.shapes import Tensors
 from service.shared_memory import Slot
 from service.simdjson_reader import read
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from service.calls import Options
 from service.checks import check_known, kind_of
 from service.errors import InvalidInput
-from service.shapes import Options
 
 NAMES: Final = ("model", "weights", "causal", "timeout_s", "priority")
 TIMEOUT_HEADER: Final = "x-request-timeout-s"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from service.calls import Answer, Bools, Floats
+from service.calls import Answer, Bools, Floats, Options
 from service.checks import check_known
 from service.contract import (
     ATTEND_MASK,
@@ -28,7 +28,7 @@ from service.contract import (
 from service.errors import InvalidInput
 from service.options import checked
 from service.pieces import Chunk, safetensors
-from service.shapes import Limits, Options, Tensors, check_size, pad, pad_last
+from service.shapes import Limits, Tensors, check_size, pad, pad_last
 
 MEDIA_TYPE: Final = "application/x-safetensors"
 LENGTHS: Final = "lengths"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from service.calls import Bools, Call, Floats, Inputs, Lengths
+from service.calls import Bools, Call, Floats, Inputs, Lengths, Options
 from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK, LayerConfig
 from service.errors import InvalidInput, TooLarge
 
@@ -25,19 +25,6 @@ class Limits:
     max_tokens: int
     max_answer_bytes: int
     refuse_nonfinite: bool = False
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a caller says beside the tensors."""
-
-    model: str | None = None
-    weights: bool = False
-    heads: tuple[int, ...] | None = None
-    """Whose weights are asked for, not yet checked against the layer; None = every head's."""
-    causal: bool = False
-    timeout_s: float | None = None
-    priority: int = 0
 
 
 @dataclass(eq=False, slots=True)

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.calls import Answer, Stages
+from service.calls import Answer, Options, Stages
 from service.errors import InvalidInput
 from service.oip_request import InferRequest, decode
 from service.oip_response import sizes
-from service.shapes import Options
 from service.workers import JSON_PER_RAW_BYTE, Size
 from tests.calls import check_close, expected, infer_body, random_case
 from tests.layers import CONFIGS, Layers
