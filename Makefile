@@ -93,19 +93,19 @@ $(VENV)/kserve.stamp: constraints.txt | $(VENV)/dev.stamp
 	$(call fetch,kserve,22,-m pip install -qq --retries 1 --no-deps -c constraints.txt \
 		--target $(VENV)/tools/kserve $(KSERVE))
 
-$(VENV)/perf_analyzer.stamp: tests/perf_analyzer.py | $(VENV)/dev.stamp
-	$(call fetch,perf_analyzer,18,-m tests.perf_analyzer)
+$(VENV)/perf_analyzer.stamp: tests/support/perf_analyzer.py | $(VENV)/dev.stamp
+	$(call fetch,perf_analyzer,18,-m tests.support.perf_analyzer)
 
-$(VENV)/prometheus.stamp: tests/prometheus.py | $(VENV)/dev.stamp
-	$(call fetch,Prometheus,19,-m tests.prometheus)
+$(VENV)/prometheus.stamp: tests/support/prometheus.py | $(VENV)/dev.stamp
+	$(call fetch,Prometheus,19,-m tests.support.prometheus)
 
-$(VENV)/locust.stamp: tests/locust.py | $(VENV)/dev.stamp
-	$(call fetch,Locust,11,-m tests.locust)
+$(VENV)/locust.stamp: tests/support/locust.py | $(VENV)/dev.stamp
+	$(call fetch,Locust,11,-m tests.support.locust)
 
 # What the tests serve where the exporter cannot run.
-$(VENV)/layers.stamp: $(VENV)/dev.stamp $(wildcard export/*.py) tests/layers.py
+$(VENV)/layers.stamp: $(VENV)/dev.stamp $(wildcard export/*.py) tests/support/layers.py
 	@rm -rf $(VENV)/layers
-	@$(PY) -m tests.layers $(VENV)/layers
+	@$(PY) -m tests.support.layers $(VENV)/layers
 	@touch $@
 
 # $(call install,WHAT,SIZE): pip is silent but for errors, so one line says what is going on.

@@ -34,7 +34,7 @@ from bench.peers.peer import Peer, embeddings
 from bench.report import markdown
 from bench.results import Sample, Work, results_of
 from bench.servers import HOST, echo, headwise
-from bench.shared import shared_request
+from bench.shared_request import shared_request
 from bench.turns import Candidate, embeddings_of
 from service.cpu import cpu_budget
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from bench.loadtest.drive import Plan, closed_load, open_load
-from bench.loadtest.endpoint import Endpoint, request_bytes
-from bench.loadtest.records import FAILURES, GOOD, Records
 from bench.servers import HOST, ROOT, Peer, echo, headwise, plain
+from loadtest.drive import Plan, closed_load, open_load
+from loadtest.endpoint import Endpoint, request_bytes
+from loadtest.records import FAILURES, GOOD, Records
 from service.calls import Call, Inputs
 from service.contract import LayerConfig
 from service.engine import OnnxEngine

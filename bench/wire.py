@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import orjson
 
-from bench.loadtest.endpoint import request_bytes
 from bench.many_callers import (
     GRAPH,
     REPOSITORY,
@@ -30,7 +29,8 @@ from bench.many_callers import (
     publish,
 )
 from bench.servers import HOST, Peer, echo, headwise, plain
-from bench.shared import shared_request
+from bench.shared_request import shared_request
+from loadtest.endpoint import request_bytes
 from service import json_codec
 from service.calls import Answer, Inputs, Stages
 from service.contract import LayerConfig

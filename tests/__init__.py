@@ -1,1 +1,1 @@
-"""Headwise's tests, one file per part."""
+"""Tests: a file for each part, a package for each product, what they share in `support`."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.layers import Layers
-from tests.server import Server
+from tests.support.layers import Layers
+from tests.support.server import Server
 
 HAS_TORCH = find_spec("torch") is not None
 
@@ -17,12 +17,12 @@ ALLOWED_SKIPS = frozenset({"this machine's runtime offers CUDA"})
 
 # Without torch only the serving side can be tested, with what its environment holds.
 _FOR_THE_MAIN_ENVIRONMENT = [
-    "test_bench_inprocess.py",
-    "test_bench_report.py",
+    "bench/test_inprocess.py",
+    "bench/test_report.py",
+    "loadtest/*",
     "test_client_control.py",
     "test_clients.py",
     "test_export_*.py",
-    "test_load_*.py",
     "test_minilm.py",
     "test_perf_analyzer.py",
 ]

@@ -9,7 +9,7 @@ import orjson
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.calls import (
+from tests.support.calls import (
     Case,
     Reply,
     check_close,
@@ -24,8 +24,8 @@ from tests.calls import (
     send_safetensors,
     send_single,
 )
-from tests.layers import CONFIGS, Layers
-from tests.server import Server
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import Server
 
 Sender = Callable[[Server, Case], Reply]
 ANY_LENGTHS: list[Sender] = [send_json, send_packed]

@@ -9,8 +9,8 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.layers import CONFIGS, Layers
-from tests.server import Server
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import Server
 from tests.test_protocol_routes import LEVELS, TRACE
 
 

@@ -14,10 +14,10 @@ import tritonclient.http.aio as triton_aio
 from ml_dtypes import bfloat16
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype, shared_memory
 
-from tests.calls import Case, Reply, check_close, expected, random_case
-from tests.kserve_client import HOME, KserveClient
-from tests.layers import CONFIGS, Layers
-from tests.server import Server
+from tests.support.calls import Case, Reply, check_close, expected, random_case
+from tests.support.kserve_client import HOME, KserveClient
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import Server
 
 MODELS = sorted([*CONFIGS, *(f"{name}-weights" for name in CONFIGS)])
 SAME = 1e-6

@@ -10,8 +10,8 @@ from safetensors.numpy import load, save
 
 from service.compression import accepted, compress, decompress
 from service.errors import InvalidInput, TooLarge
-from tests.layers import Layers
-from tests.server import Server
+from tests.support.layers import Layers
+from tests.support.server import Server
 
 TEXT = b"each head attends to something else; " * 1000
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from service import __version__
-from tests.container import Container, docker
-from tests.layers import CONFIGS, Layers
-from tests.server import ROOT
+from tests.support.container import Container, docker
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import ROOT
 
 pytestmark = pytest.mark.container
 

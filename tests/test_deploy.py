@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from service.settings import Settings
-from tests.layers import Layers
-from tests.prometheus import PROMTOOL, Prometheus, promtool
-from tests.server import ROOT, Server, until
+from tests.support.layers import Layers
+from tests.support.prometheus import PROMTOOL, Prometheus, promtool
+from tests.support.server import ROOT, Server, until
 
 yaml = pytest.importorskip("yaml")
 

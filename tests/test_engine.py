@@ -12,7 +12,7 @@ from service.calls import Inputs, Outputs
 from service.contract import GraphTensor, LayerConfig, graph_inputs
 from service.engine import OnnxEngine, check_signature, full_mask
 from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
-from tests.layers import CONFIGS, Layers
+from tests.support.layers import CONFIGS, Layers
 
 TOLERANCE = 1e-5
 """Rule 2 of the contract, for FP32."""

@@ -37,7 +37,7 @@ from service.calls import Inputs, Outputs
 from service.contract import GraphTensor, LayerConfig, graph_inputs, graph_outputs
 from service.engine import Engine, OnnxEngine, Provider, Stop
 from service.errors import ArtifactUnreadable, InferenceFailed
-from tests.doubles import FaultyEngine
+from tests.support.doubles import FaultyEngine
 
 SEED = 2
 """Any: the gate judges every layer alike."""

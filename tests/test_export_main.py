@@ -20,8 +20,8 @@ from export.__main__ import main
 from export.sources import random_layer
 from service import __version__
 from service.artifact import read_artifact
-from tests.layers import Layers
-from tests.server import ROOT, until
+from tests.support.layers import Layers
+from tests.support.server import ROOT, until
 
 TINY = ["--embed-dim", "4", "--num-heads", "1"]
 

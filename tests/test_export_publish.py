@@ -34,7 +34,7 @@ from service.artifact import (
 )
 from service.contract import graph_inputs, graph_outputs
 from service.errors import ArtifactUnreadable
-from tests.layers import CONFIGS, Layers
+from tests.support.layers import CONFIGS, Layers
 
 SEED = 8
 """Any: publishing does not depend on the weights."""

@@ -33,8 +33,8 @@ from service.settings import Settings
 from service.shapes import Limits
 from service.statistics import Statistics
 from service.tracing import NoTracing
-from tests.layers import Layers
-from tests.server import Server, until
+from tests.support.layers import Layers
+from tests.support.server import Server, until
 
 SAME_EACH_TIME = {"date", "server-timing", "x-request-id", "connection"}
 """Headers in which two answers to one request may differ."""

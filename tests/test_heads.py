@@ -9,9 +9,9 @@ import orjson
 import pytest
 from safetensors.numpy import load
 
-from tests.calls import TOLERANCE, Case, expected, json_body, random_case
-from tests.layers import CONFIGS, Layers
-from tests.server import Server
+from tests.support.calls import TOLERANCE, Case, expected, json_body, random_case
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import Server
 
 ONE: dict[str, Any] = {"model": "mha", "embeddings": [[0.5] * 24] * 2}
 

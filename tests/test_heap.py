@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import save
 
 from service.heap import give_back, keep_blocks
-from tests.layers import Layers
-from tests.server import Server, until
+from tests.support.layers import Layers
+from tests.support.server import Server, until
 
 
 def test_heap_settings_are_taken_by_this_c_library() -> None:

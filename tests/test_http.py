@@ -17,8 +17,8 @@ import pytest
 from safetensors.numpy import load, save
 
 from service import __version__
-from tests.layers import CONFIGS, Layers
-from tests.server import Server
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import Server
 
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8] * 2}
 

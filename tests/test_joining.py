@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from service.calls import Call, Inputs, Outputs
 from service.engine import OnnxEngine
 from service.joining import Group, RunLimits, joined_inputs, outputs_of, pieces_of
-from tests.layers import CONFIGS, Layers
+from tests.support.layers import CONFIGS, Layers
 
 TOLERANCE = 1e-5
 """Rule 2 of the contract, for FP32."""

@@ -22,8 +22,8 @@ import pytest
 from service.errors import SettingsInvalid, Unauthorized
 from service.keys import MAX_FILE_BYTES, MAX_KEYS, Keys
 from service.protocol import MAX_HEAD_BYTES
-from tests.layers import Layers
-from tests.server import Server, until
+from tests.support.layers import Layers
+from tests.support.server import Server, until
 from tests.test_main import serve
 
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}

@@ -18,8 +18,8 @@ import pytest
 from safetensors.numpy import load_file, save, save_file
 
 from service import __version__
-from tests.layers import Layers
-from tests.server import ROOT, Server, until
+from tests.support.layers import Layers
+from tests.support.server import ROOT, Server, until
 
 # A call of a good part of a second: the longest there is, in the format that is read fastest.
 # Its rows are run one by one, each behind those of other calls, so none of many is over early.

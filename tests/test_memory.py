@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from bench.loadtest.drive import Plan, closed_load
-from bench.loadtest.endpoint import Endpoint, request_bytes
 from bench.servers import HOST, Peer, headwise
-from tests.layers import Layers
+from loadtest.drive import Plan, closed_load
+from loadtest.endpoint import Endpoint, request_bytes
+from tests.support.layers import Layers
 
 CALLS = 100_000
 EARLY = 5_000

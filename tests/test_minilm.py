@@ -29,7 +29,7 @@ from export.publish import publish
 from export.sources import from_hf
 from service.artifact import Artifact, read_artifact
 from service.contract import WEIGHTS_FILE
-from tests.calls import (
+from tests.support.calls import (
     Array,
     Case,
     Reply,
@@ -39,7 +39,7 @@ from tests.calls import (
     send_safetensors,
     send_single,
 )
-from tests.server import ROOT, Server
+from tests.support.server import ROOT, Server
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from service.errors import (
 from service.joining import RunLimits
 from service.metrics import Metrics
 from service.models import Model, Models, loader
-from tests.layers import Layers
+from tests.support.layers import Layers
 
 
 def batcher_of(name: str, engine: Engine) -> Batcher:

@@ -18,9 +18,9 @@ from service.errors import InvalidInput
 from service.oip_request import InferRequest, decode
 from service.oip_response import sizes
 from service.workers import JSON_PER_RAW_BYTE, Size
-from tests.calls import check_close, expected, infer_body, random_case
-from tests.layers import CONFIGS, Layers
-from tests.server import Server
+from tests.support.calls import check_close, expected, infer_body, random_case
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import Server
 
 PATH = "/v2/models/tiny/infer"
 

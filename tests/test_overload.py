@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from bench.loadtest.endpoint import request_bytes
 from bench.servers import HOST, free_port
-from tests.layers import Layers
-from tests.server import Server, until
+from loadtest.endpoint import request_bytes
+from tests.support.layers import Layers
+from tests.support.server import Server, until
 from tests.test_main import metric
 
 CLIENTS = 1000

@@ -15,8 +15,8 @@ import pytest
 from service.artifact import read_artifact, sha256_of
 from service.engine import OnnxEngine
 from service.errors import ArtifactUnreadable
-from tests.layers import CONFIGS, Layers
-from tests.server import ROOT, Server
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import ROOT, Server
 from tests.test_main import serve
 
 MARK = "a-secret-of-the-host"
@@ -306,7 +306,7 @@ def test_link_in_the_place_of_an_artifacts_file_is_refused(artifact: Path, name:
 def test_threat_page_names_tests_that_exist() -> None:
     """A defence without its test is only a claim."""
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "deploy" / "SECURITY.md").read_text()))
-    tests = "".join(file.read_text() for file in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
 
     there = set(re.findall(r"^def (test_\w+)\(", tests, re.MULTILINE))
 

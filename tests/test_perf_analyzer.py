@@ -9,9 +9,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.layers import Layers
-from tests.perf_analyzer import TOOL, Failed, Level, Stuck, measure
-from tests.server import Server, until
+from tests.support.layers import Layers
+from tests.support.perf_analyzer import TOOL, Failed, Level, Stuck, measure
+from tests.support.server import Server, until
 
 SHAPES = {
     "mha": ["--shape", "embeddings:16,24"],

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from service.probe import LIMIT_S
-from tests.server import ROOT, Server
+from tests.support.server import ROOT, Server
 
 
 def probe(port: int, **environ: str) -> "subprocess.CompletedProcess[str]":

@@ -21,8 +21,8 @@ from service import __version__
 from service.errors import NotReady
 from service.log_settings import changed, described
 from service.models import Models
-from tests.layers import CONFIGS, Layers
-from tests.server import Server, until
+from tests.support.layers import CONFIGS, Layers
+from tests.support.server import Server, until
 from tests.test_reload import publish
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -16,7 +16,7 @@ import pytest
 from service import __version__
 from service.errors import HeadwiseError
 from service.settings import Settings
-from tests.server import ROOT, Server
+from tests.support.server import ROOT, Server
 from tests.test_problems import kinds
 
 README = (ROOT / "README.md").read_text()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.layers import Layers
-from tests.server import Server, until
+from tests.support.layers import Layers
+from tests.support.server import Server, until
 
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}
 

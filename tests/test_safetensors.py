@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from tests.server import Server
+from tests.support.server import Server
 
 HEADERS = {"Content-Type": "application/x-safetensors"}
 

@@ -20,8 +20,8 @@ from httpx import Response
 
 from service.errors import Disabled, InvalidInput, NotFound
 from service.shared_memory import DIRECTORY, MAX_REGIONS, SharedMemory, Slot
-from tests.layers import Layers
-from tests.server import Server
+from tests.support.layers import Layers
+from tests.support.server import Server
 
 ALL = "/v2/systemsharedmemory"
 Floats = np.ndarray[Any, Any]

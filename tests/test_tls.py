@@ -25,8 +25,8 @@ from safetensors.numpy import load, save
 from service.errors import SettingsInvalid
 from service.settings import Settings
 from service.tls import tls_context
-from tests.layers import Layers
-from tests.server import Server, until
+from tests.support.layers import Layers
+from tests.support.server import Server, until
 from tests.test_main import metric, serve
 from tests.test_probe import probe
 

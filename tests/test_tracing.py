@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.layers import Layers
-from tests.server import ROOT, Server, until
+from tests.support.layers import Layers
+from tests.support.server import ROOT, Server, until
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}

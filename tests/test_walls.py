@@ -97,7 +97,7 @@ def test_service_never_imports_torch_or_the_exporter(file: Path) -> None:
     """The serving image holds neither."""
     heads = {name.split(".")[0] for name in imports_of(file)}
 
-    assert not heads & {"torch", "onnx", "onnxscript", "export", "tests", "bench"}
+    assert not heads & {"torch", "onnx", "onnxscript", "export", "tests", "bench", "loadtest"}
 
 
 def test_one_file_imports_onnxruntime() -> None:

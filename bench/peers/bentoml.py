@@ -16,11 +16,11 @@ BentoML.
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench.loadtest.endpoint import request_bytes
 from bench.peers import messages
 from bench.peers.messages import Format
 from bench.peers.peer import WIDTH, InstalledPeer, Tensors, Tuning, embeddings
 from bench.servers import HOST
+from loadtest.endpoint import request_bytes
 
 
 class BentoML(InstalledPeer):

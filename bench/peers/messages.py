@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from bench.loadtest.endpoint import request_bytes
 from bench.servers import HOST
+from loadtest.endpoint import request_bytes
 
 Format = Literal["binary", "json"]
 Floats = npt.NDArray[np.float32]
@@ -28,13 +28,13 @@ def names(*, weights: bool) -> tuple[str, ...]:
 
 
 def raw_request(wire: Format, path: str, embeddings: Floats, *, weights: bool) -> bytes:
-    """Return a request to a peer that leaves the bytes to `serving/wire.py`."""
+    """Return a request to a peer that leaves the bytes to `serving/codec.py`."""
     make = oip_binary_request if wire == "binary" else nested_json_request
     return make(path, embeddings, weights=weights)
 
 
 def read_raw(wire: Format, body: bytes) -> dict[str, Floats]:
-    """Return the tensors that `serving/wire.py` wrote."""
+    """Return the tensors that `serving/codec.py` wrote."""
     return read_oip_binary(body) if wire == "binary" else read_nested_json(body)
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.loadtest.drive import Plan, closed_load
-from bench.loadtest.endpoint import Endpoint
-from bench.loadtest.records import Records
 from bench.peers.check import Wrong
 from bench.peers.peer import Peer, Tuning
 from bench.servers import HOST
+from loadtest.drive import Plan, closed_load
+from loadtest.endpoint import Endpoint
+from loadtest.records import Records
 
 ROUNDS = 3
 SECONDS = 2.0

@@ -8,7 +8,7 @@ import numpy as np
 from bentoml.validators import ContentType
 from pydantic import BeforeValidator, WithJsonSchema
 
-from bench.peers.serving import wire
+from bench.peers.serving import codec
 from bench.peers.serving.layer import MAX_BATCH, Floats, Layer, Question, is_batching, workers
 
 _RAW = WithJsonSchema({"type": "string", "format": "binary"})
@@ -45,9 +45,9 @@ class Attention:
     @bentoml.api(**_JOINED)
     def json(self, bodies: Bodies, /) -> Json:
         """Answer in JSON."""
-        questions = [wire.read(body, None) for body in bodies]
+        questions = [codec.read(body, None) for body in bodies]
         answers = self._layer.run_together(questions)
-        return [wire.write(tensors, binary=False)[0] for tensors in answers]
+        return [codec.write(tensors, binary=False)[0] for tensors in answers]
 
     def _binary(self, bodies: list[bytes], *, weights: bool) -> list[bytes]:
         questions = [Question(np.load(io.BytesIO(body)), weights) for body in bodies]

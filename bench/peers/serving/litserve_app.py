@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import litserve
 from fastapi import Depends, Request, Response
 
-from bench.peers.serving import wire
+from bench.peers.serving import codec
 from bench.peers.serving.layer import (
     MAX_BATCH,
     MAX_DELAY_S,
@@ -28,7 +28,7 @@ Answered = tuple[list[Floats], bool]
 
 async def raw(request: Request) -> Raw:
     """Return the body as it came, and the length of its header if it is binary."""
-    return await request.body(), request.headers.get(wire.HEADER_SIZE)
+    return await request.body(), request.headers.get(codec.HEADER_SIZE)
 
 
 class Attention(litserve.LitAPI):
@@ -41,7 +41,7 @@ class Attention(litserve.LitAPI):
     def decode_request(self, request: Annotated[Raw, Depends(raw)]) -> Asked:
         """Return the question, and whether it came in binary."""
         body, header_size = request
-        return wire.read(body, header_size), header_size is not None
+        return codec.read(body, header_size), header_size is not None
 
     def batch(self, inputs: list[Asked]) -> list[Asked]:
         """Leave joining to the layer, which knows which calls are alike."""
@@ -62,7 +62,7 @@ class Attention(litserve.LitAPI):
     def encode_response(self, output: Answered) -> Response:
         """Return the answer's bytes."""
         tensors, binary = output
-        content, headers = wire.write(tensors, binary=binary)
+        content, headers = codec.write(tensors, binary=binary)
         return Response(content, headers=dict(headers))
 
 

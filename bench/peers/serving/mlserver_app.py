@@ -6,7 +6,7 @@ from mlserver.codecs import NumpyCodec
 from mlserver.handlers import custom_handler
 from mlserver.types import InferenceRequest, InferenceResponse
 
-from bench.peers.serving import wire
+from bench.peers.serving import codec
 from bench.peers.serving.layer import Layer, Question
 
 
@@ -27,13 +27,13 @@ class Attention(MLModel):
             model_name=self.name,
             outputs=[
                 NumpyCodec.encode_output(name, tensor)
-                for name, tensor in zip(wire.NAMES, tensors, strict=False)
+                for name, tensor in zip(codec.NAMES, tensors, strict=False)
             ],
         )
 
     @custom_handler(rest_path="/binary")
     async def binary(self, request: Request) -> Response:
         """Answer in binary."""
-        question = wire.read(await request.body(), request.headers[wire.HEADER_SIZE])
-        content, headers = wire.write(self._layer.run(question), binary=True)
+        question = codec.read(await request.body(), request.headers[codec.HEADER_SIZE])
+        content, headers = codec.write(self._layer.run(question), binary=True)
         return Response(content, headers=dict(headers))

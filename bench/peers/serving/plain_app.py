@@ -9,7 +9,7 @@ import sys
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from bench.peers.serving import wire
+from bench.peers.serving import codec
 from bench.peers.serving.layer import Layer
 
 app = FastAPI()
@@ -25,9 +25,9 @@ def ready() -> str:
 @app.post("/v1/attention")
 async def attention(request: Request) -> Response:
     """Answer in FastAPI's way: read, run, answer."""
-    header_size = request.headers.get(wire.HEADER_SIZE)
-    tensors = layer.run(wire.read(await request.body(), header_size))
-    content, headers = wire.write(tensors, binary=header_size is not None)
+    header_size = request.headers.get(codec.HEADER_SIZE)
+    tensors = layer.run(codec.read(await request.body(), header_size))
+    content, headers = codec.write(tensors, binary=header_size is not None)
     return Response(content, headers=dict(headers))
 
 

@@ -13,7 +13,7 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import Response
 
-from bench.peers.serving import wire
+from bench.peers.serving import codec
 from bench.peers.serving.layer import (
     MAX_BATCH,
     MAX_DELAY_S,
@@ -36,13 +36,13 @@ class Attention:
         """Answer in the format of the request; a GET tells that it is ready."""
         if request.method == "GET":
             return Response("ready")
-        header_size = request.headers.get(wire.HEADER_SIZE)
-        question = wire.read(await request.body(), header_size)
+        header_size = request.headers.get(codec.HEADER_SIZE)
+        question = codec.read(await request.body(), header_size)
         if self._is_batching:
             tensors = await self._together(question)
         else:
             tensors = await asyncio.to_thread(self._layer.run, question)
-        content, headers = wire.write(tensors, binary=header_size is not None)
+        content, headers = codec.write(tensors, binary=header_size is not None)
         return Response(content, headers=dict(headers))
 
     @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=MAX_DELAY_S)

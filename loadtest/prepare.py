@@ -1,0 +1,203 @@
+"""Everything that a load needs before its clock starts: requests, and what is expected of them."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from loadtest.answers import agree
+from loadtest.drive import RequestsOf
+from loadtest.endpoint import Reply
+from loadtest.errors import TargetRefused, UsageWrong
+from loadtest.formats import Arrays, Message, decode, encode, v2_binary
+from loadtest.records import GOOD
+from loadtest.shared_memory import Regions
+from loadtest.target import Target
+from loadtest.work import Tensors, Work, draw_tensors
+
+_MOST_BYTES: Final = 256 * 2**20
+"""Of prepared inputs; a call larger than that is the only one."""
+_SHOWN: Final = 300
+_NOT_NOW: Final = (429, 503, 504)
+_PATIENCE_S: Final = 10.0
+_PAUSE_S: Final = 0.2
+
+
+@dataclass
+class Prepared:
+    """The requests of one kind of work, and how their answers are read."""
+
+    target: Target
+    work: Work
+    requests: Sequence[bytes] | RequestsOf
+    count: int
+    """How many different calls there are."""
+    expected: list[Arrays]
+    """By call; empty when nothing is checked."""
+    regions: Regions | None = None
+
+    def decode(self, index: int, body: bytes, header_length: int | None) -> Arrays:
+        """
+        Return the tensors of an answer to one of the calls.
+
+        Raises:
+            ValueError: the body is none.
+        """
+        if self.regions is not None:
+            return self.regions.decode(index, body)
+        return decode(self.work, self.target.api, body, header_length)
+
+    def is_right(self, index: int, body: bytes, header_length: int | None) -> bool:
+        """Return whether an answer is the expected one."""
+        try:
+            return agree(self.decode(index, body, header_length), self.expected[index])
+        except (ValueError, KeyError, TypeError):
+            return False
+
+    def decode_ms(self, bodies: Sequence[tuple[int, bytes, int | None]]) -> dict[str, float] | None:
+        """Return what reading these answers takes a client written in Python; None for none."""
+        took = []
+        for index, body, header_length in bodies:
+            started = time.perf_counter()
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                self.decode(index, body, header_length)
+                took.append((time.perf_counter() - started) * 1e3)
+        if not took:
+            return None
+        p50, p99 = np.percentile(took, (50, 99))
+        return {
+            "count": len(took),
+            "p50": float(p50),
+            "p99": float(p99),
+            "mean": float(np.mean(took)),
+        }
+
+
+@contextlib.contextmanager
+def prepared(
+    target: Target,
+    work: Work,
+    *,
+    connections: int,
+    bodies: int,
+    seed: int,
+    check: bool,
+    repository: Path | None,
+) -> Iterator[Prepared]:
+    """
+    Give the requests of a load, once the server has answered the first of them well.
+
+    With `check`, what is expected is what the server answers to each call alone, or what
+    the artifact in `repository` gives.
+
+    Raises:
+        TargetRefused: the server refuses the call; with what it says.
+        UsageWrong: the call cannot be made in this format, or there is no such artifact.
+        Unreachable: nobody answers.
+    """
+    fixed = work.rows.isdecimal() and work.length.isdecimal()
+    count = bodies if fixed else 4 * bodies  # a drawn shape is to be seen many times
+    tensors = draw_tensors(work, target.inputs, count, most_bytes=_MOST_BYTES, seed=seed)
+    if work.format == "shared-memory":
+        binary = [v2_binary(target, work, one) for one in tensors]
+        asked = [_ask(target, work, message) for message in binary]
+        with Regions(target, work, tensors, asked, connections) as regions:
+            given = Prepared(target, work, regions.requests_of, len(tensors), [], regions)
+            given.expected = _expected(target, work, tensors, asked, repository) if check else []
+            yield given
+        return
+    messages = [encode(target, work, one) for one in tensors]
+    alone = repository is None and check
+    asked = [_ask(target, work, message) for message in (messages if alone else messages[:1])]
+    requests = [
+        target.endpoint.post_bytes(message.path, message.body, message.headers)
+        for message in messages
+    ]
+    given = Prepared(target, work, requests, len(requests), [])
+    given.expected = _expected(target, work, tensors, asked, repository) if check else []
+    yield given
+
+
+def _expected(
+    target: Target,
+    work: Work,
+    tensors: Sequence[Tensors],
+    asked: list[Arrays],
+    repository: Path | None,
+) -> list[Arrays]:
+    return asked if repository is None else of_artifact(target.model, work, tensors, repository)
+
+
+def _ask(target: Target, work: Work, message: Message) -> Arrays:
+    reply = _patiently(target, message)
+    found: Any = reply.json() if reply.status != GOOD else None
+    if reply.status != GOOD:
+        told = found.get("error") if isinstance(found, dict) else None
+        raise TargetRefused(
+            f"{target.endpoint.url}{message.path}: refused [{work}]:"
+            f" answered {reply.status}{f': {told}'[:_SHOWN] if told else ''}"
+        )
+    length = reply.headers.get("inference-header-content-length", "")
+    form = work if work.format != "shared-memory" else Work(format="binary")
+    try:
+        return decode(form, target.api, reply.body, int(length) if length.isdecimal() else None)
+    except (ValueError, KeyError, TypeError) as error:
+        raise TargetRefused(
+            f"{target.endpoint.url}{message.path}: answered what is no {work.format}: {error}"
+        ) from None
+
+
+def _patiently(target: Target, message: Message) -> Reply:
+    """Return the answer to a call, asked again while the server says "not now"."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        reply = target.endpoint.ask("POST", message.path, message.body, message.headers)
+        # What the load before has left in its queue may still keep it busy.
+        if reply.status not in _NOT_NOW or time.monotonic() > deadline:
+            return reply
+        time.sleep(_PAUSE_S)
+
+
+def of_artifact(
+    model: str, work: Work, tensors: Sequence[Tensors], repository: Path
+) -> list[Arrays]:
+    """
+    Return what the newest artifact of a repository gives for each call, on this machine's CPU.
+
+    Raises:
+        UsageWrong: it cannot be read.
+    """
+    # Only here: the rest of the tester needs no runtime.
+    from service.artifact import find_artifacts, read_artifact
+    from service.calls import Inputs
+    from service.contract import EMBEDDINGS, MEMORY
+    from service.engine import OnnxEngine
+    from service.errors import StartRefused
+
+    try:
+        artifact = read_artifact(find_artifacts(repository)[model])
+        engine = OnnxEngine(artifact.graph_path, artifact.manifest.layer)
+    except KeyError:
+        raise UsageWrong(f"--repository: {repository}: holds no artifact {model}") from None
+    except (StartRefused, OSError) as error:
+        raise UsageWrong(f"--repository: {error}") from None
+    found = []
+    for one in tensors:
+        inputs = Inputs(
+            embeddings=one.inputs[EMBEDDINGS],
+            memory=one.inputs.get(MEMORY),
+            attend_mask=one.attend_mask,
+            pair_mask=one.pair_mask,
+            causal=one.causal,
+        )
+        outputs = engine.run(inputs, weights=work.weights != "off")
+        arrays: Arrays = {"output": outputs.output}
+        if outputs.attention_weights is not None:
+            heads = slice(None) if work.heads is None else list(work.heads)
+            arrays["attention_weights"] = outputs.attention_weights[:, heads]
+        found.append(arrays)
+    return found

@@ -1,0 +1,111 @@
+"""Whether the load tester trusts its own figures."""
+
+from typing import Any
+
+import pytest
+
+from loadtest.trust import Limits, is_trustworthy, warnings_of
+
+
+def point(**changes: Any) -> dict[str, Any]:
+    """Return a point that is well in every respect but those named."""
+    latency = {"count": 1000, "p50": 5.0, "p99": 10.0}
+    well = {
+        "model": "open",
+        "offered": 1000,
+        "good_per_s": 100.0,
+        "latency_ms": latency,
+        "sent_ms": latency,
+        "statuses": {"200": 1000},
+        "failures": {},
+        "windows": [{"count": 200, "p50": 5.0 + i / 10} for i in range(5)],
+        "lag_ms": {"p50": 0.1, "p99": 0.3, "max": 1.0},
+        "cpu_share": 0.2,
+        "checked": 0,
+        "wrong": 0,
+    }
+    return well | changes
+
+
+def test_good_point_has_no_warning() -> None:
+    """Silence means trust."""
+    assert warnings_of(point(), 10_000) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "null", "warning"),
+    [
+        ({"cpu_share": 0.9}, None, "the generator was the bottleneck: it used 90% of its core"),
+        (
+            {"lag_ms": {"p50": 1.0, "p99": 4.0, "max": 9.0}},
+            None,
+            "the generator was the bottleneck: it sent 4 ms late at p99, where 1 ms are allowed",
+        ),
+        (
+            {"good_per_s": 8000.0},
+            10_000,
+            "the generator was the bottleneck: it made 8000 calls/s of the 10000 that it can make"
+            " at all",
+        ),
+        (
+            {"windows": [{"count": 50, "p50": v} for v in (4.0, 4.0, 8.0)]},
+            None,
+            "unstable: the median went from 4 to 8 ms over 3 windows, 100% of the middle one,"
+            " where 50% are allowed",
+        ),
+        ({"checked": 9, "wrong": 1}, None, "wrong answers: 1 of 9 differ from what was expected"),
+        ({"latency_ms": {"count": 0}}, None, "no good answer to 1000 calls"),
+    ],
+)
+def test_figures_that_mislead_are_not_to_be_trusted(
+    changes: dict[str, Any], null: float | None, warning: str
+) -> None:
+    """Each reason is told in words and numbers."""
+    told = warnings_of(point(**changes), null)
+
+    assert told[0] == warning
+    assert not is_trustworthy(told)
+
+
+def test_refusals_are_told_and_do_not_spoil_the_figures() -> None:
+    """A server that refuses what is too much is measured well."""
+    told = warnings_of(
+        point(
+            latency_ms={"count": 900, "p50": 5.0, "p99": 10.0},
+            statuses={"200": 900, "429": 60},
+            failures={"timed out": 40},
+        ),
+        None,
+    )
+
+    assert told == ["10.0% of calls have no good answer (timed out: 40, 429: 60)"]
+    assert is_trustworthy(told)
+
+
+def test_calls_that_waited_for_a_connection_are_told() -> None:
+    """More connections, or less load."""
+    told = warnings_of(point(sent_ms={"count": 1000, "p50": 2.0, "p99": 3.0}), None)
+
+    assert told[0].startswith("calls waited for a free connection")
+
+
+def test_windows_with_few_answers_say_nothing_of_stability() -> None:
+    """The median of three calls is chance."""
+    few = [{"count": 3, "p50": value} for value in (1.0, 9.0)]
+    empty = [{"count": 0, "p50": None}]
+
+    assert warnings_of(point(windows=few + empty), None) == []
+
+
+def test_quick_servers_may_vary_by_half_a_millisecond() -> None:
+    """At 0.2 ms, half of it is the scheduler's."""
+    quick = [{"count": 500, "p50": value} for value in (0.2, 0.2, 0.5)]
+
+    assert warnings_of(point(windows=quick), None) == []
+
+
+def test_allowed_spread_can_be_chosen() -> None:
+    """By `--max-spread`."""
+    windows = [{"count": 50, "p50": value} for value in (4.0, 4.0, 8.0)]
+
+    assert warnings_of(point(windows=windows), None, Limits(spread=1.1)) == []

@@ -1,0 +1,273 @@
+"""One call in every format there is, and what the formula answers to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from safetensors.numpy import load, save
+
+from export.formula import Formula
+from service.contract import LayerConfig
+from tests.support.server import Server
+
+TOLERANCE = 1e-5
+"""Rule 2 of the contract, for FP32."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    A call by its sequences.
+
+    Shapes, for sequence i: embeddings [S_i, E], memory [T_i, M], attend_mask [T_i],
+    pair_mask [H or 1, S_i, T_i]; head_mask [H] or [B, H] is one for all.
+    """
+
+    model: str
+    embeddings: tuple[Array, ...]
+    memory: tuple[Array, ...] | None = None
+    attend_mask: tuple[Array, ...] | None = None
+    pair_mask: tuple[Array, ...] | None = None
+    head_mask: Array | None = None
+    causal: bool = False
+    weights: bool = False
+
+    @property
+    def is_uniform(self) -> bool:
+        """True when all sequences are of one length."""
+        return len({len(x) for x in self.embeddings}) == 1 and (
+            self.memory is None or len({len(x) for x in self.memory}) == 1
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Return the options as JSON."""
+        return {"model": self.model, "weights": self.weights, "causal": self.causal}
+
+    def tensors(self) -> dict[str, tuple[Array, ...]]:
+        """Return the tensors that are given, by contract name and sequence."""
+        named = {
+            "embeddings": self.embeddings,
+            "memory": self.memory,
+            "attend_mask": self.attend_mask,
+            "pair_mask": self.pair_mask,
+        }
+        return {name: parts for name, parts in named.items() if parts is not None}
+
+    def stacked(self) -> dict[str, Array]:
+        """Return the tensors of a uniform call, with a batch axis."""
+        tensors = {name: np.stack(parts) for name, parts in self.tensors().items()}
+        return tensors if self.head_mask is None else {**tensors, "head_mask": self.head_mask}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer by its sequences: outputs [S_i, E], weights [H, S_i, T_i]."""
+
+    outputs: tuple[Array, ...]
+    weights: tuple[Array, ...] | None
+
+
+def expected(case: Case, formula: Formula) -> Reply:
+    """Return what the formula gives, one sequence at a time."""
+    answers = []
+    for i, x in enumerate(case.embeddings):
+        head_mask = case.head_mask
+        answers.append(
+            formula(
+                x[None],
+                None if case.memory is None else case.memory[i][None],
+                attend_mask=None if case.attend_mask is None else case.attend_mask[i][None],
+                pair_mask=None if case.pair_mask is None else case.pair_mask[i][None],
+                causal=case.causal,
+                head_mask=head_mask if head_mask is None or head_mask.ndim == 1 else head_mask[[i]],
+            )
+        )
+    return Reply(
+        tuple(answer.output[0] for answer in answers),
+        tuple(answer.weights[0] for answer in answers) if case.weights else None,
+    )
+
+
+def check_close(found: Reply, wanted: Reply) -> None:
+    """Assert rule 2: outputs relative to their own size, weights absolute."""
+    assert (found.weights is None) == (wanted.weights is None)
+    for have, want in zip(found.outputs, wanted.outputs, strict=True):
+        assert have.shape == want.shape
+        assert np.abs(have - want).max() <= TOLERANCE * max(1.0, np.abs(want).max())
+    for have, want in zip(found.weights or (), wanted.weights or (), strict=True):
+        assert have.shape == want.shape
+        assert np.abs(have - want).max() <= TOLERANCE
+
+
+def json_body(case: Case) -> dict[str, Any]:
+    """Return the JSON of `/v1/attention`."""
+    body = case.options()
+    for name, parts in case.tensors().items():
+        body[name] = [part.tolist() for part in parts]
+    if case.head_mask is not None:
+        body["head_mask"] = case.head_mask.tolist()
+    return body
+
+
+def send_json(server: Server, case: Case) -> Reply:
+    """Send nested arrays."""
+    response = server.post("/v1/attention", content=orjson.dumps(json_body(case)))
+    assert response.status_code == 200, response.text
+    return _from_json(response.json())
+
+
+def send_single(server: Server, case: Case) -> Reply:
+    """Send a call of one sequence one rank lower."""
+    body = json_body(case)
+    for name in case.tensors():
+        [body[name]] = body[name]
+    response = server.post("/v1/attention", json=body)
+    assert response.status_code == 200, response.text
+    document = response.json()
+    for name in ("output", "attention_weights"):
+        if name in document:
+            document[name] = [document[name]]
+    return _from_json(document)
+
+
+def send_safetensors(server: Server, case: Case) -> Reply:
+    """Send a uniform call as dense tensors."""
+    content = _post_safetensors(server, case, case.stacked())
+    weights = content.get("attention_weights")
+    return Reply(tuple(content["output"]), None if weights is None else tuple(weights))
+
+
+def send_packed(server: Server, case: Case) -> Reply:
+    """Send sequences one after the other, with their lengths."""
+    tensors: dict[str, Array] = {}
+    for name, parts in case.tensors().items():
+        if name == "pair_mask":
+            tensors |= {f"pair_mask.{i}": part for i, part in enumerate(parts)}
+        else:
+            tensors[name] = np.concatenate(parts)
+    tensors["lengths"] = np.array([len(x) for x in case.embeddings])
+    if case.memory is not None:
+        tensors["memory_lengths"] = np.array([len(x) for x in case.memory])
+    if case.head_mask is not None:
+        tensors["head_mask"] = case.head_mask
+    content = _post_safetensors(server, case, tensors)
+    rows = len(case.embeddings)
+    if "lengths" not in content:
+        weights = content.get("attention_weights")
+        return Reply(tuple(content["output"]), None if weights is None else tuple(weights))
+    outputs = np.split(content["output"], np.cumsum(content["lengths"])[:-1])
+    named = [f"attention_weights.{i}" for i in range(rows)]
+    return Reply(tuple(outputs), tuple(content[n] for n in named) if case.weights else None)
+
+
+def send_oip_json(server: Server, case: Case) -> Reply:
+    """Send a uniform call in the protocol's JSON."""
+    return _infer(server, case, binary_in=lambda name: False, binary_out=False)
+
+
+def send_oip_binary(server: Server, case: Case) -> Reply:
+    """Send a uniform call with every tensor raw, answered raw."""
+    return _infer(server, case, binary_in=lambda name: True, binary_out=True)
+
+
+def send_oip_mixed(server: Server, case: Case) -> Reply:
+    """Send masks in JSON beside raw embeddings."""
+    return _infer(server, case, binary_in=lambda name: "mask" not in name, binary_out=True)
+
+
+def infer_body(
+    case: Case, *, binary_in: Callable[[str], bool], binary_out: bool
+) -> tuple[bytes, int]:
+    """Return a protocol body and the length of its JSON header."""
+    inputs, raw = [], []
+    for name, tensor in case.stacked().items():
+        datatype = "BOOL" if tensor.dtype == np.bool_ else "FP32"
+        entry: dict[str, Any] = {"name": name, "shape": tensor.shape, "datatype": datatype}
+        if binary_in(name):
+            entry["parameters"] = {"binary_data_size": tensor.nbytes}
+            raw.append(tensor.tobytes())
+        else:
+            entry["data"] = tensor.ravel().tolist()
+        inputs.append(entry)
+    parameters = {"causal": case.causal, "binary_data_output": binary_out, "unknown": "kept"}
+    header = orjson.dumps({"id": "7", "inputs": inputs, "parameters": parameters})
+    return b"".join([header, *raw]), len(header)
+
+
+def _infer(
+    server: Server, case: Case, *, binary_in: Callable[[str], bool], binary_out: bool
+) -> Reply:
+    content, size = infer_body(case, binary_in=binary_in, binary_out=binary_out)
+    model = case.model + ("-weights" if case.weights else "")
+    response = server.post(
+        f"/v2/models/{model}/infer",
+        content=content,
+        headers={"Inference-Header-Content-Length": str(size)},
+    )
+    assert response.status_code == 200, response.text
+    size = int(response.headers.get("inference-header-content-length", len(response.content)))
+    document, raw = orjson.loads(response.content[:size]), response.content[size:]
+    assert document["id"] == "7"
+    assert document["model_name"] == model
+    tensors = {}
+    for output in document["outputs"]:
+        if binary_out:
+            count = output["parameters"]["binary_data_size"]
+            flat, raw = np.frombuffer(raw[:count], "<f4"), raw[count:]
+        else:
+            flat = np.array(output["data"], np.float32)
+        tensors[output["name"]] = flat.reshape(output["shape"])
+    assert not raw
+    weights = tensors.get("attention_weights")
+    return Reply(tuple(tensors["output"]), None if weights is None else tuple(weights))
+
+
+def _post_safetensors(
+    server: Server, case: Case, tensors: dict[str, Array]
+) -> dict[str, npt.NDArray[Any]]:
+    options = {key: str(value).lower() for key, value in case.options().items()}
+    response = server.post(
+        "/v1/attention",
+        content=save({name: np.ascontiguousarray(t) for name, t in tensors.items()}),
+        params=options,
+        headers={"Content-Type": "application/x-safetensors"},
+    )
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-safetensors"
+    return load(response.content)
+
+
+def _from_json(document: dict[str, Any]) -> Reply:
+    weights = document.get("attention_weights")
+    return Reply(
+        tuple(np.array(output, np.float64) for output in document["output"]),
+        None if weights is None else tuple(np.array(w, np.float64) for w in weights),
+    )
+
+
+def random_case(
+    random: np.random.Generator,
+    model: str,
+    layer: LayerConfig,
+    lengths: list[int],
+    memory_lengths: list[int] | None = None,
+    **options: Any,
+) -> Case:
+    """Return a call of standard normal embeddings without masks."""
+    case = Case(
+        model,
+        tuple(random.standard_normal((n, layer.embed_dim)).astype(np.float32) for n in lengths),
+        **options,
+    )
+    if layer.memory_dim is None:
+        return case
+    memory = tuple(
+        random.standard_normal((n, layer.memory_dim)).astype(np.float32)
+        for n in memory_lengths or lengths
+    )
+    return replace(case, memory=memory)
