@@ -36,6 +36,7 @@ from service.contract import LayerConfig
 from service.cpu import cpu_budget
 from service.engine import OnnxEngine
 from service.heap import keep_blocks
+from service.parity import relative_error
 
 BENCH: Final = "inprocess"
 US: Final = "headwise"
@@ -400,13 +401,9 @@ def _told(own: list[Sample], work: Work) -> str:
 
 
 def _error(answer: tuple[Array, ...], expected: tuple[Array, ...]) -> float:
-    if [tensor.shape for tensor in answer] != [tensor.shape for tensor in expected]:
+    if len(answer) != len(expected):
         return float("inf")
-    errors = [
-        float(np.abs(a - b).max()) / max(1.0, float(np.abs(b).max()))
-        for a, b in zip(answer, expected, strict=True)
-    ]
-    return max((error if np.isfinite(error) else float("inf") for error in errors), default=0.0)
+    return max((relative_error(a, b) for a, b in zip(answer, expected, strict=True)), default=0.0)
 
 
 if __name__ == "__main__":

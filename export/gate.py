@@ -21,6 +21,7 @@ from export.sources import Source
 from service.calls import Bools, Floats, Inputs
 from service.contract import FP32_TOLERANCE, ParityRow
 from service.engine import Engine
+from service.parity import absolute_error, relative_error
 
 BATCHES = (1, 3)
 LENGTHS = (1, 2, 7, 128, 512)
@@ -103,22 +104,6 @@ def formula_of(source: Source) -> Formula:
     """Return the float64 formula with the weights of the source's own PyTorch layer."""
     state = {name: tensor.numpy() for name, tensor in source.reference.state_dict().items()}
     return Formula(state, source.config.num_heads)
-
-
-def relative_error(found: npt.ArrayLike, expected: npt.ArrayLike) -> float:
-    """Return max|found - expected| / max(1, max|expected|); NaN counts as infinitely far."""
-    error = absolute_error(found, expected)
-    if not np.isfinite(error):
-        return error  # an infinite expectation would make it small
-    return error / max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-
-
-def absolute_error(found: npt.ArrayLike, expected: npt.ArrayLike) -> float:
-    """Return max|found - expected|; NaN and infinity count as infinitely far, even from another."""
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    with np.errstate(invalid="ignore"):  # infinity less infinity
-        far = np.abs(found - expected)
-    return float(np.nan_to_num(far, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 def _check_cell(

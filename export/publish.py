@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-from export.gate import Cell, GateFailed, Report, absolute_error, pass_gate, relative_error
+from export.gate import Cell, GateFailed, Report, pass_gate
 from export.graph import read_state, write_graph
 from export.sources import Source, SourceInvalid, from_state
 from service.artifact import Artifact, published_versions, read_artifact, sha256_of
@@ -35,6 +35,7 @@ from service.contract import (
 )
 from service.engine import OnnxEngine
 from service.errors import ArtifactUnreadable
+from service.parity import absolute_error, relative_error
 
 _GOLDEN_SEED = 20260102
 

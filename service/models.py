@@ -6,9 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from service.artifact import Artifact, find_artifacts, read_artifact
 from service.batcher import Batcher
 from service.calls import Inputs
@@ -23,6 +20,7 @@ from service.errors import (
     UnknownModel,
 )
 from service.logs import event
+from service.parity import relative_error
 
 DEFAULT_NAME = "mha"
 
@@ -83,9 +81,9 @@ class Model:
             beside=beside,
         )
         errors = {
-            "output without masks": _error(plain.output, golden.plain_output),
-            "output": _error(masked.output, golden.output),
-            "attention_weights": _error(masked.attention_weights, golden.attention_weights),
+            "output without masks": relative_error(plain.output, golden.plain_output),
+            "output": relative_error(masked.output, golden.output),
+            "attention_weights": relative_error(masked.attention_weights, golden.attention_weights),
         }
         tolerance = self.artifact.manifest.tolerance
         wrong = next((name for name, error in errors.items() if not error <= tolerance), None)
@@ -348,14 +346,6 @@ def loader(
         return Model(artifact, engine, batcher_of(manifest.name, engine))
 
     return load
-
-
-def _error(found: npt.NDArray[np.float32] | None, expected: npt.NDArray[np.float32]) -> float:
-    """Return max|found - expected| / max(1, max|expected|); infinity for NaN or another shape."""
-    if found is None or found.shape != expected.shape:
-        return float("inf")
-    scale = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
-    return float(np.nan_to_num(np.abs(found - expected), nan=np.inf).max(initial=0.0)) / scale
 
 
 def _shown(name: str) -> str:

@@ -16,13 +16,14 @@ from torch import Tensor
 
 import export
 from export.attention import MultiHeadAttention
-from export.gate import formula_of, relative_error
+from export.gate import formula_of
 from export.graph import LONG, OPSET, read_state, write_graph
 from export.sources import Source, random_layer
 from service.calls import Inputs
 from service.contract import WEIGHTS_FILE, LayerConfig, graph_inputs, graph_outputs
 from service.engine import Engine, OnnxEngine
 from service.errors import ArtifactUnreadable
+from service.parity import relative_error
 
 SEED = 3
 """Any: the graph does not depend on the weights."""

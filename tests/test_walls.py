@@ -23,6 +23,7 @@ ROWS = [
         "memory",
         "tracing",
         "tally",
+        "parity",
     },
     {"engine", "joining", "metrics", "statistics", "keys", "tls"},
     {"batcher"},
@@ -49,7 +50,7 @@ ROWS = [
 ]
 """A file of `service` imports only from rows above its own."""
 
-EXPORT_MAY_SEE = {"contract", "artifact", "calls", "engine", "errors"}
+EXPORT_MAY_SEE = {"contract", "artifact", "calls", "engine", "errors", "parity"}
 """What of `service` the exporter is made of; it proves artifacts through the serving engine."""
 
 

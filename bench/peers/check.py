@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 from bench.peers.messages import Format
 from bench.peers.peer import Peer, Tensors, embeddings
 from bench.servers import HOST
 from service.calls import Inputs
-from service.contract import LayerConfig
+from service.contract import FP32_TOLERANCE, LayerConfig
 from service.engine import OnnxEngine
+from service.parity import relative_error
 
 SHAPES = ((1, 1), (1, 8), (2, 5))
-TOLERANCE = 1e-5
 _ALIKE = 4
 _LIMIT_S = 60
 
@@ -131,8 +129,8 @@ def _difference(found: Tensors, wanted: Tensors, where: str) -> float:
     for name, tensor in wanted.items():
         if found[name].shape != tensor.shape:
             raise Wrong(f"{where}: {name}: expected {tensor.shape}, got {found[name].shape}")
-        difference = float(np.abs(found[name] - tensor).max())
-        if not difference <= TOLERANCE:
-            raise Wrong(f"{where}: {name}: off by {difference:.1e}, allowed {TOLERANCE:.0e}")
+        difference = relative_error(found[name], tensor)
+        if not difference <= FP32_TOLERANCE:
+            raise Wrong(f"{where}: {name}: off by {difference:.1e}, allowed {FP32_TOLERANCE:.0e}")
         worst = max(worst, difference)
     return worst
