@@ -3,7 +3,7 @@ Users of Headwise for Locust, for those who have it: JSON at /v1/attention, bina
 
 `locust -f bench/locustfile.py --host http://127.0.0.1:8000 --model mha --shape 1x8`.  Locust's
 users wait for their answers: what they see of a server that stalls is what clients in a closed
-loop see, see bench/README.md.
+loop see, see docs/load-testing.md.
 """
 
 import argparse

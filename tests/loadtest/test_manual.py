@@ -1,4 +1,4 @@
-"""What bench/README.md shows works: the load tester, Locust and perf_analyzer as written there."""
+"""What docs/load-testing.md shows works: the load tester, Locust and perf_analyzer as written."""
 
 import os
 import re
@@ -14,9 +14,9 @@ from tests.support import locust, perf_analyzer
 from tests.support.layers import Layers
 from tests.support.server import ROOT, Server
 
-README = (ROOT / "bench" / "README.md").read_text()
+MANUAL = (ROOT / "docs" / "load-testing.md").read_text()
 COMMANDS = re.findall(
-    r"^\$ (.*)$", "\n".join(re.findall(r"```console\n(.*?)```", README, re.DOTALL)), re.MULTILINE
+    r"^\$ (.*)$", "\n".join(re.findall(r"```console\n(.*?)```", MANUAL, re.DOTALL)), re.MULTILINE
 )
 ADDRESS = "127.0.0.1:8000"
 
@@ -37,7 +37,7 @@ def served(layers: Layers) -> Iterator[Server]:
 
 
 def starting_with(*words: str) -> list[list[str]]:
-    """Return the README's commands that begin so, each as its words."""
+    """Return the manual's commands that begin so, each as its words."""
     return [argv for argv in map(shlex.split, COMMANDS) if tuple(argv[: len(words)]) == words]
 
 
@@ -99,12 +99,12 @@ def test_exit_codes_are_those_of_the_help() -> None:
     )
     told = re.findall(r"^  (\d+) +\S", ended.stdout, re.MULTILINE)
 
-    assert re.findall(r"^\| (\d+) \|", README, re.MULTILINE) == told
+    assert re.findall(r"^\| (\d+) \|", MANUAL, re.MULTILINE) == told
 
 
 @pytest.mark.parametrize("kind", ["both", "json", "binary"])
 def test_locust_file_calls_without_a_failure(served: Server, tmp_path: Path, kind: str) -> None:
-    """As the README has it, for two seconds; a tag takes one of the two calls."""
+    """As the manual has it, for two seconds; a tag takes one of the two calls."""
     if not locust.TOOL.exists():
         pytest.skip("Locust was not fetched: make .venv/locust.stamp does it")
     [argv] = starting_with("locust")
