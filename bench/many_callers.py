@@ -22,6 +22,7 @@ import numpy as np
 import orjson
 
 from bench.servers import HOST, ROOT, Peer, echo, headwise, plain
+from loadtest import oip
 from loadtest.drive import Plan, closed_load, open_load
 from loadtest.endpoint import Endpoint, request_bytes
 from loadtest.records import FAILURES, GOOD, Records
@@ -196,19 +197,9 @@ def _endpoint(peer: Peer) -> Endpoint:
 def infer_request(rows: int, length: int, *, model: str = "mha") -> bytes:
     """Return a binary request of the protocol."""
     x = np.random.default_rng(length).standard_normal((rows, length, WIDTH)).astype(np.float32)
-    entry = {
-        "name": "embeddings",
-        "shape": [rows, length, WIDTH],
-        "datatype": "FP32",
-        "parameters": {"binary_data_size": x.nbytes},
-    }
-    header = orjson.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}})
-    return request_bytes(
-        HOST,
-        f"/v2/models/{model}/infer",
-        header + x.tobytes(),
-        ("Inference-Header-Content-Length", str(len(header))),
-    )
+    body = oip.encode({"embeddings": x}, parameters={"binary_data_output": True})
+    length_header = (oip.HEADER_LENGTH, str(body.header_length))
+    return request_bytes(HOST, oip.infer_path(model), body.content, length_header)
 
 
 def _engine_rate(lengths: list[int]) -> float:

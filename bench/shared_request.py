@@ -10,6 +10,7 @@ import numpy.typing as npt
 import orjson
 
 from bench.servers import HOST
+from loadtest import oip
 from loadtest.endpoint import request_bytes
 
 
@@ -40,14 +41,10 @@ def _request(shape: tuple[int, ...], sizes: Mapping[str, int], region: str, mode
     """Return a request whose tensors lie one after the other in one region."""
     places, offset = {}, 0
     for name, size in sizes.items():
-        places[name] = {
-            "shared_memory_region": region,
-            "shared_memory_offset": offset,
-            "shared_memory_byte_size": size,
-        }
+        places[name] = oip.in_shared_memory(region, offset, size)
         offset += size
     given, *wanted = places
     entry = {"name": given, "shape": shape, "datatype": "FP32", "parameters": places[given]}
     asked = [{"name": name, "parameters": places[name]} for name in wanted]
     body = orjson.dumps({"inputs": [entry], "outputs": asked})
-    return request_bytes(HOST, f"/v2/models/{model}/infer", body)
+    return request_bytes(HOST, oip.infer_path(model), body)

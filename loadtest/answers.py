@@ -1,6 +1,6 @@
 """Whether an answer is the expected one: outputs by their own size, weights absolute."""
 
-from loadtest.formats import Arrays
+from loadtest.oip import Arrays
 from service.parity import is_close
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import httptools
 
 from loadtest.endpoint import Endpoint
+from loadtest.oip import HEADER_LENGTH
 
 Address = tuple[socket.AddressFamily, Any]
 State = Literal["connecting", "handshaking", "free", "busy", "closed"]
@@ -22,7 +23,7 @@ _TIMESTAMPS: Final = 35
 _MOMENT: Final = struct.Struct("@ll")
 """Seconds and nanoseconds of the wall clock."""
 _ROOM: Final = socket.CMSG_SPACE(_MOMENT.size)
-_KNOWN: Final = {13: b"server-timing", 31: b"inference-header-content-length"}
+_KNOWN: Final = {13: b"server-timing", 31: HEADER_LENGTH.lower().encode()}
 """Headers that are kept, by the length of their names: most are passed over by that alone."""
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from loadtest.answers import agree
 from loadtest.drive import RequestsOf
 from loadtest.endpoint import Reply
-from loadtest.errors import TargetRefused, UsageWrong
-from loadtest.formats import Arrays, Message, decode, encode, v2_binary
+from loadtest.errors import TargetRefused
+from loadtest.formats import Message, decode, encode, v2_binary
+from loadtest.oip import HEADER_LENGTH, Arrays
 from loadtest.records import GOOD
 from loadtest.shared_memory import Regions
 from loadtest.target import Target
@@ -129,7 +130,11 @@ def _expected(
     asked: list[Arrays],
     repository: Path | None,
 ) -> list[Arrays]:
-    return asked if repository is None else of_artifact(target.model, work, tensors, repository)
+    if repository is None:
+        return asked
+    from loadtest.oracle import of_artifact  # the rest of the tester needs no runtime
+
+    return of_artifact(target.model, work, tensors, repository)
 
 
 def _ask(target: Target, work: Work, message: Message) -> Arrays:
@@ -141,7 +146,7 @@ def _ask(target: Target, work: Work, message: Message) -> Arrays:
             f"{target.endpoint.url}{message.path}: refused [{work}]:"
             f" answered {reply.status}{f': {told}'[:_SHOWN] if told else ''}"
         )
-    length = reply.headers.get("inference-header-content-length", "")
+    length = reply.headers.get(HEADER_LENGTH.lower(), "")
     form = work if work.format != "shared-memory" else Work(format="binary")
     try:
         return decode(form, target.api, reply.body, int(length) if length.isdecimal() else None)
@@ -160,44 +165,3 @@ def _patiently(target: Target, message: Message) -> Reply:
         if reply.status not in _NOT_NOW or time.monotonic() > deadline:
             return reply
         time.sleep(_PAUSE_S)
-
-
-def of_artifact(
-    model: str, work: Work, tensors: Sequence[Tensors], repository: Path
-) -> list[Arrays]:
-    """
-    Return what the newest artifact of a repository gives for each call, on this machine's CPU.
-
-    Raises:
-        UsageWrong: it cannot be read.
-    """
-    # Only here: the rest of the tester needs no runtime.
-    from service.artifact import find_artifacts, read_artifact
-    from service.calls import Inputs
-    from service.contract import EMBEDDINGS, MEMORY
-    from service.engine import OnnxEngine
-    from service.errors import StartRefused
-
-    try:
-        artifact = read_artifact(find_artifacts(repository)[model])
-        engine = OnnxEngine(artifact.graph_path, artifact.manifest.layer)
-    except KeyError:
-        raise UsageWrong(f"--repository: {repository}: holds no artifact {model}") from None
-    except (StartRefused, OSError) as error:
-        raise UsageWrong(f"--repository: {error}") from None
-    found = []
-    for one in tensors:
-        inputs = Inputs(
-            embeddings=one.inputs[EMBEDDINGS],
-            memory=one.inputs.get(MEMORY),
-            attend_mask=one.attend_mask,
-            pair_mask=one.pair_mask,
-            causal=one.causal,
-        )
-        outputs = engine.run(inputs, weights=work.weights != "off")
-        arrays: Arrays = {"output": outputs.output}
-        if outputs.attention_weights is not None:
-            heads = slice(None) if work.heads is None else list(work.heads)
-            arrays["attention_weights"] = outputs.attention_weights[:, heads]
-        found.append(arrays)
-    return found

@@ -13,8 +13,10 @@ from typing import Any, Final, Self
 import numpy as np
 import orjson
 
+from loadtest import oip
 from loadtest.errors import LoadTestError, TargetRefused, UsageWrong
-from loadtest.formats import Arrays, described, v2_parameters, v2_path
+from loadtest.formats import v2_inputs, v2_parameters, v2_path
+from loadtest.oip import Arrays
 from loadtest.target import Target
 from loadtest.work import Tensors, Work
 
@@ -47,7 +49,7 @@ class Regions:
         self._stride = max(sum(_aligned(a.nbytes) for a in one.values()) for one in answers)
         tag = f"loadtest-{os.getpid()}-{secrets.token_hex(4)}"
         self._in, self._out = f"{tag}-in", f"{tag}-out"
-        inputs = [values for one in tensors for _, values in described(one)]
+        inputs = [values for one in tensors for values in v2_inputs(one).values()]
         self._size_in = sum(_aligned(values.nbytes) for values in inputs)
         self._size_out = self._stride * connections
         if self._size_in + self._size_out > _MOST_BYTES:
@@ -66,10 +68,15 @@ class Regions:
             at = 0
             for one in self._tensors:
                 entries = []
-                for entry, values in described(one):
+                for name, values in v2_inputs(one).items():
                     part = np.ascontiguousarray(values).tobytes()
                     lent[at : at + len(part)] = part
-                    entries.append({**entry, "parameters": _place(self._in, at, len(part))})
+                    entries.append(
+                        {
+                            **oip.described(name, values),
+                            "parameters": oip.in_shared_memory(self._in, at, len(part)),
+                        }
+                    )
                     at += _aligned(len(part))
                 self._entries.append(entries)
             self._stack = stack.pop_all()
@@ -107,7 +114,9 @@ class Regions:
         at = connection * self._stride
         outputs = []
         for name, like in self._answers[index].items():
-            outputs.append({"name": name, "parameters": _place(self._out, at, like.nbytes)})
+            outputs.append(
+                {"name": name, "parameters": oip.in_shared_memory(self._out, at, like.nbytes)}
+            )
             at += _aligned(like.nbytes)
         body = {"inputs": self._entries[index], "outputs": outputs}
         if parameters := v2_parameters(self._work, self._tensors[index]):
@@ -148,14 +157,6 @@ class Regions:
             raise TargetRefused(
                 f"--format: shared-memory: the server answered {reply.status}: {told}"
             )
-
-
-def _place(region: str, offset: int, size: int) -> dict[str, object]:
-    return {
-        "shared_memory_region": region,
-        "shared_memory_offset": offset,
-        "shared_memory_byte_size": size,
-    }
 
 
 def _aligned(size: int) -> int:

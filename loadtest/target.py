@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
+from loadtest import oip
 from loadtest.endpoint import Endpoint
 from loadtest.errors import TargetRefused, UsageWrong
 
 Api = Literal["headwise", "v2"]
 
-DTYPES: Final = {"FP16": "float16", "FP32": "float32", "FP64": "float64"}
+DTYPES: Final = {name: oip.DTYPES[name] for name in ("FP16", "FP32", "FP64")}
 """Inputs that can be drawn."""
 _RANK: Final = 3
 

@@ -1,6 +1,7 @@
 """The walls between the parts: who may import whom."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ ROWS = [
 
 EXPORT_MAY_SEE = {"contract", "artifact", "calls", "engine", "errors", "parity"}
 """What of `service` the exporter is made of; it proves artifacts through the serving engine."""
+
+LOADTEST = sorted((ROOT / "loadtest").rglob("*.py"))
+LOADTEST_MAY_SEE = {
+    "answers": {"parity"},
+    "oracle": {"artifact", "calls", "contract", "engine", "errors"},
+}
+"""What of `service` a file of the load tester may import; all others know it from outside."""
 
 
 def imports_of(file: Path) -> set[str]:
@@ -114,3 +122,28 @@ def test_one_file_imports_onnxruntime() -> None:
 def test_exporter_sees_only_what_proves_an_artifact(file: Path) -> None:
     """The exporter knows the contract and the engine, nothing of HTTP."""
     assert parts_of(imports_of(file), "service") <= EXPORT_MAY_SEE
+
+
+@pytest.mark.parametrize("file", LOADTEST, ids=lambda f: f.stem)
+def test_load_tester_is_a_client_like_any_other(file: Path) -> None:
+    """It stands on its own: the laboratory may import it, never the reverse."""
+    names = imports_of(file)
+
+    assert not {name.split(".")[0] for name in names} & {"bench", "export", "tests", "torch"}
+    assert parts_of(names, "service") <= LOADTEST_MAY_SEE.get(file.stem, set())
+
+
+def test_protocol_client_needs_numpy_and_orjson_alone() -> None:
+    """It is shared by the load tester, the benchmarks and the tests."""
+    heads = {name.split(".")[0] for name in imports_of(ROOT / "loadtest" / "oip.py")}
+
+    assert heads - set(sys.stdlib_module_names) == {"numpy", "orjson"}
+
+
+def test_parity_rule_needs_numpy_alone() -> None:
+    """The load tester and the benchmarks share it with the service."""
+    names = imports_of(ROOT / "service" / "parity.py")
+
+    outside = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
+    assert outside == {"numpy", "service"}
+    assert parts_of(names, "service") == {"contract"}

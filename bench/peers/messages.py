@@ -1,19 +1,18 @@
 """
 What is sent to peers, and what they answer: the protocol's messages and plain nested lists.
 
-OIP is the Open Inference Protocol v2; its binary form is the extension that Triton defined:
-https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md
+OIP is the Open Inference Protocol v2, see `loadtest.oip`.
 """
 
 import io
-import json
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
 from bench.servers import HOST
+from loadtest import oip
 from loadtest.endpoint import request_bytes
 
 Format = Literal["binary", "json"]
@@ -51,41 +50,21 @@ def read_oip(wire: Format, body: bytes) -> dict[str, Floats]:
 
 def oip_binary_request(path: str, embeddings: Floats, *, weights: bool) -> bytes:
     """Return a request whose tensors, and those of its answer, follow their header as bytes."""
-    entry = {
-        "name": "embeddings",
-        "shape": embeddings.shape,
-        "datatype": "FP32",
-        "parameters": {"binary_data_size": embeddings.nbytes},
-    }
-    header = orjson.dumps(
-        {
-            "inputs": [entry],
-            "outputs": [
-                {"name": name, "parameters": {"binary_data": True}}
-                for name in names(weights=weights)
-            ],
-        }
-    )
-    return request_bytes(
-        HOST,
-        path,
-        header + embeddings.tobytes(),
-        ("Content-Type", "application/octet-stream"),
-        ("Inference-Header-Content-Length", str(len(header))),
-    )
+    outputs = [
+        {"name": name, "parameters": {"binary_data": True}} for name in names(weights=weights)
+    ]
+    return _post(path, oip.encode({"embeddings": embeddings}, outputs=outputs))
 
 
 def oip_json_request(path: str, embeddings: Floats, *, weights: bool) -> bytes:
     """Return a request in JSON, its numbers in one flat list."""
-    entry = {
-        "name": "embeddings",
-        "shape": embeddings.shape,
-        "datatype": "FP32",
-        "data": embeddings.ravel(),
-    }
     outputs = [{"name": name} for name in names(weights=weights)]
-    body = orjson.dumps({"inputs": [entry], "outputs": outputs}, option=orjson.OPT_SERIALIZE_NUMPY)
-    return request_bytes(HOST, path, body, ("Content-Type", "application/json"))
+    tensors = {"embeddings": embeddings}
+    return _post(path, oip.encode_json(tensors, shortest=True, outputs=outputs))
+
+
+def _post(path: str, body: oip.Body) -> bytes:
+    return request_bytes(HOST, path, body.content, *body.headers.items())
 
 
 def nested_json_request(path: str, embeddings: Floats, *, weights: bool) -> bytes:
@@ -98,26 +77,12 @@ def nested_json_request(path: str, embeddings: Floats, *, weights: bool) -> byte
 
 def read_oip_binary(body: bytes) -> dict[str, Floats]:
     """Return the tensors of a binary answer; the header ends where its JSON does."""
-    text = body.decode("latin-1")  # one character a byte
-    header, at = json.JSONDecoder().raw_decode(text)
-    tensors = {}
-    for entry in header["outputs"]:
-        size = entry["parameters"]["binary_data_size"]
-        block = np.frombuffer(body[at : at + size], np.float32)
-        tensors[entry["name"]] = block.reshape(entry["shape"])
-        at += size
-    if at != len(body):
-        raise ValueError(f"a binary answer: expected {at} bytes, got {len(body)}")
-    return tensors
+    return oip.decode(body, oip.json_length(body))
 
 
 def read_oip_json(body: bytes) -> dict[str, Floats]:
     """Return the tensors of an answer in the protocol's JSON."""
-    outputs: list[dict[str, Any]] = orjson.loads(body)["outputs"]
-    return {
-        entry["name"]: np.array(entry["data"], np.float32).reshape(entry["shape"])
-        for entry in outputs
-    }
+    return oip.decode(body)
 
 
 def read_nested_json(body: bytes) -> dict[str, Floats]:

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadtest import oip
 from loadtest.drive import Live, Plan, closed_load, default_connections, open_load
 from loadtest.endpoint import Endpoint
 from loadtest.errors import Unreachable, UsageWrong
-from loadtest.formats import decode_v2, encode
+from loadtest.formats import encode
 from loadtest.records import CONNECTION_LOST, INTERRUPTED, NOT_SENT, TIMED_OUT, Records
 from loadtest.summary import figures_of
 from loadtest.target import discover
@@ -167,7 +168,7 @@ def test_other_ways_to_end_an_answer_are_understood(spec: dict[str, bool]) -> No
 
     assert outcomes(records) == {200: 40}
     for index, body, header_length in records.bodies:
-        found = decode_v2(body, header_length)["y"]
+        found = oip.decode(body, header_length)["y"]
         np.testing.assert_array_equal(found, tensors[index].inputs["x"])
 
 
@@ -182,7 +183,7 @@ def test_large_calls_are_sent_in_parts_and_come_back_whole() -> None:
 
     assert outcomes(records) == {200: 4}
     for index, body, header_length in records.bodies:
-        found = decode_v2(body, header_length)["y"]
+        found = oip.decode(body, header_length)["y"]
         np.testing.assert_array_equal(found, tensors[index].inputs["x"])
 
 

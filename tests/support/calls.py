@@ -10,6 +10,7 @@ import orjson
 from safetensors.numpy import load, save
 
 from export.formula import Formula
+from loadtest import oip
 from service.contract import LayerConfig
 from tests.support.server import Server
 
@@ -184,19 +185,9 @@ def infer_body(
     case: Case, *, binary_in: Callable[[str], bool], binary_out: bool
 ) -> tuple[bytes, int]:
     """Return a protocol body and the length of its JSON header."""
-    inputs, raw = [], []
-    for name, tensor in case.stacked().items():
-        datatype = "BOOL" if tensor.dtype == np.bool_ else "FP32"
-        entry: dict[str, Any] = {"name": name, "shape": tensor.shape, "datatype": datatype}
-        if binary_in(name):
-            entry["parameters"] = {"binary_data_size": tensor.nbytes}
-            raw.append(tensor.tobytes())
-        else:
-            entry["data"] = tensor.ravel().tolist()
-        inputs.append(entry)
     parameters = {"causal": case.causal, "binary_data_output": binary_out, "unknown": "kept"}
-    header = orjson.dumps({"id": "7", "inputs": inputs, "parameters": parameters})
-    return b"".join([header, *raw]), len(header)
+    body = oip.encode(case.stacked(), is_binary=binary_in, id="7", parameters=parameters)
+    return body.content, body.header_length
 
 
 def _infer(
@@ -205,24 +196,15 @@ def _infer(
     content, size = infer_body(case, binary_in=binary_in, binary_out=binary_out)
     model = case.model + ("-weights" if case.weights else "")
     response = server.post(
-        f"/v2/models/{model}/infer",
-        content=content,
-        headers={"Inference-Header-Content-Length": str(size)},
+        oip.infer_path(model), content=content, headers={oip.HEADER_LENGTH: str(size)}
     )
     assert response.status_code == 200, response.text
-    size = int(response.headers.get("inference-header-content-length", len(response.content)))
-    document, raw = orjson.loads(response.content[:size]), response.content[size:]
+    size = int(response.headers.get(oip.HEADER_LENGTH, len(response.content)))
+    document = orjson.loads(response.content[:size])
     assert document["id"] == "7"
     assert document["model_name"] == model
-    tensors = {}
-    for output in document["outputs"]:
-        if binary_out:
-            count = output["parameters"]["binary_data_size"]
-            flat, raw = np.frombuffer(raw[:count], "<f4"), raw[count:]
-        else:
-            flat = np.array(output["data"], np.float32)
-        tensors[output["name"]] = flat.reshape(output["shape"])
-    assert not raw
+    assert all(("data" in output) != binary_out for output in document["outputs"])
+    tensors = oip.decode(response.content, size)
     weights = tensors.get("attention_weights")
     return Reply(tuple(tensors["output"]), None if weights is None else tuple(weights))
 

@@ -3,6 +3,7 @@ Bodies of the peers that leave their bytes to the application: binary, and JSON 
 
 Binary is the Open Inference Protocol's: a JSON header, then the tensors.  Where a
 request gives the header's length, it is binary; else it is JSON, with nested lists.
+The server's side of the protocol; the client's is `loadtest.oip`.
 """
 
 from collections.abc import Mapping, Sequence

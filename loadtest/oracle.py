@@ -1,0 +1,51 @@
+"""
+What an artifact answers, computed by the service's own engine: for `--repository` alone.
+
+The one file of the load tester that knows more of the service than a client can.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest.errors import UsageWrong
+from loadtest.oip import Arrays
+from loadtest.work import Tensors, Work
+from service.artifact import find_artifacts, read_artifact
+from service.calls import Inputs
+from service.contract import EMBEDDINGS, MEMORY
+from service.engine import OnnxEngine
+from service.errors import StartRefused
+
+
+def of_artifact(
+    model: str, work: Work, tensors: Sequence[Tensors], repository: Path
+) -> list[Arrays]:
+    """
+    Return what the newest artifact of a repository gives for each call, on this machine's CPU.
+
+    Raises:
+        UsageWrong: it cannot be read.
+    """
+    try:
+        artifact = read_artifact(find_artifacts(repository)[model])
+        engine = OnnxEngine(artifact.graph_path, artifact.manifest.layer)
+    except KeyError:
+        raise UsageWrong(f"--repository: {repository}: holds no artifact {model}") from None
+    except (StartRefused, OSError) as error:
+        raise UsageWrong(f"--repository: {error}") from None
+    found = []
+    for one in tensors:
+        inputs = Inputs(
+            embeddings=one.inputs[EMBEDDINGS],
+            memory=one.inputs.get(MEMORY),
+            attend_mask=one.attend_mask,
+            pair_mask=one.pair_mask,
+            causal=one.causal,
+        )
+        outputs = engine.run(inputs, weights=work.weights != "off")
+        arrays: Arrays = {"output": outputs.output}
+        if outputs.attention_weights is not None:
+            heads = slice(None) if work.heads is None else list(work.heads)
+            arrays["attention_weights"] = outputs.attention_weights[:, heads]
+        found.append(arrays)
+    return found
