@@ -23,8 +23,9 @@ import orjson
 
 from bench.servers import HOST, ROOT, Peer, echo, headwise, plain
 from loadtest import oip
-from loadtest.drive import Plan, closed_load, open_load
+from loadtest.drive import closed_load, open_load
 from loadtest.endpoint import Endpoint, request_bytes
+from loadtest.plan import Plan
 from loadtest.records import FAILURES, GOOD, Records
 from service.calls import Call, Inputs
 from service.contract import LayerConfig

@@ -1,51 +1,23 @@
 """
-The generator itself: one thread, one loop, many connections.
+The generator itself: calls that are due at given moments, and clients that wait.
 
 An open load sends when calls are due, whatever the server does, and a call that finds no
 connection free waits for one: its latency counts from when it was due, so a server that
 stalls shows.  A closed load has clients of which each sends its next call when its last is
 answered: a server that stalls is simply asked less, which hides the stall.
-
-It is no asyncio: that sleeps in whole milliseconds, and calls here are due between them.
 """
 
-import contextlib
-import ctypes
-import gc
-import os
-import re
-import resource
-import select
-import selectors
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf, nan
+from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Final
 
-import numpy as np
-
 from loadtest.arrivals import Arrivals, moments
-from loadtest.connection import Connection, ConnectionLost, resolve
-from loadtest.endpoint import Endpoint, reason_of
-from loadtest.errors import Unreachable
-from loadtest.records import (
-    CONNECTION_LOST,
-    GOOD,
-    INTERRUPTED,
-    NOT_SENT,
-    TIMED_OUT,
-    Records,
-)
-
-RequestsOf = Callable[[int], Sequence[bytes]]
-"""The whole requests that a connection sends in turn, by the connection's number."""
-Examine = Callable[[int, int, bytes, int | None], bytes | None]
-"""
-Is shown good answers: request, connection, body, length of its JSON part; returns what stands
-for the body where that lies elsewhere, None where it need not be kept.
-"""
+from loadtest.endpoint import Endpoint
+from loadtest.loop import Load, Observer, Slot
+from loadtest.plan import DEFAULT_PLAN, Examine, Plan, RequestsOf, Watch
+from loadtest.records import CONNECTION_LOST, INTERRUPTED, NOT_SENT, Records
+from loadtest.urgency import ahead_of_others
 
 _AWAKE_S: Final = 0.0008
 """
@@ -57,47 +29,6 @@ _AWAKE_SHARE: Final = 0.1
 """Share of the time that it may stay awake for that; of many calls a second, less for each."""
 _BURST: Final = 32
 """Calls that are sent in one go when the generator is late: answers must be read as well."""
-_LOOK_S: Final = 0.05
-"""How often time limits are looked at."""
-_TELL_S: Final = 0.25
-_RETRY_S: Final = 0.1
-_OPEN_LIMIT_S: Final = 15.0
-_PR_SET_TIMERSLACK: Final = 29
-_LAST_ANSWERS_S: Final = 1.0
-"""After an interruption, time for the answers that are under way."""
-_CODE = re.compile(rb'"code"\s*:\s*"(\w{1,64})"')
-_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-
-clock = time.perf_counter
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How long a load goes on: for some seconds, or until so many calls are measured."""
-
-    seconds: float = 10.0
-    count: int | None = None
-    """Calls that are measured; `seconds` then only bounds the load."""
-    warmup_s: float = 1.0
-    timeout_s: float = 30.0
-    """Time a call may take once it is sent, and may wait for a connection."""
-
-
-@dataclass(frozen=True)
-class Live:
-    """How a load is going; figures are of the time since the last one."""
-
-    elapsed_s: float
-    is_warmup: bool
-    offered: int
-    good: int
-    rate: float
-    p50_ms: float
-    p99_ms: float
-
-
-Watch = Callable[[Live], bool]
-"""Is told how the load goes, a few times a second; returns whether it shall go on."""
 
 
 def open_load(
@@ -107,7 +38,7 @@ def open_load(
     rate: float,
     arrivals: Arrivals = "poisson",
     connections: int | None = None,
-    plan: Plan = Plan(),
+    plan: Plan = DEFAULT_PLAN,
     seed: int = 0,
     watch: Watch | None = None,
     keep: int = 0,
@@ -124,7 +55,7 @@ def open_load(
         Unreachable: the connections cannot be opened.
     """
     number = connections or default_connections(rate)
-    observer = _Observer(watch, keep, examine, every)
+    observer = Observer(watch, keep, examine, every)
     due = moments(rate, arrivals, seed=seed)
     return _Open(endpoint, requests, number, plan, observer, rate, due).run()
 
@@ -134,7 +65,7 @@ def closed_load(
     requests: Sequence[bytes] | RequestsOf,
     *,
     clients: int,
-    plan: Plan = Plan(),
+    plan: Plan = DEFAULT_PLAN,
     watch: Watch | None = None,
     keep: int = 0,
     examine: Examine | None = None,
@@ -146,7 +77,7 @@ def closed_load(
     Raises:
         Unreachable: the connections cannot be opened.
     """
-    return _Closed(endpoint, requests, clients, plan, _Observer(watch, keep, examine, every)).run()
+    return _Closed(endpoint, requests, clients, plan, Observer(watch, keep, examine, every)).run()
 
 
 def default_connections(rate: float) -> int:
@@ -154,353 +85,7 @@ def default_connections(rate: float) -> int:
     return max(32, min(512, round(rate)))
 
 
-@dataclass(frozen=True)
-class _Observer:
-    """Who is told what."""
-
-    watch: Watch | None
-    keep: int
-    examine: Examine | None
-    every: bool
-
-
-class _Slot:
-    """One place for a connection; the connection in it is replaced when it is lost."""
-
-    def __init__(self, number: int, requests: Sequence[bytes]) -> None:
-        self.number = number
-        self.requests = requests
-        self.connection: Connection
-        self.is_listed = False
-        """Whether an open load has it among those to be used next."""
-        self.fd = -1
-        self.events = 0
-        self.due = 0.0
-        self.sent = 0.0
-        """When its call was sent; while it connects, when it began to."""
-        self.read = 0.0
-        """When its last answer was read."""
-        self.index = 0
-        self.measured = False
-
-
-class _Load:
-    """What open and closed loads share: connections, the loop, the record of each call."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        requests: Sequence[bytes] | RequestsOf,
-        connections: int,
-        plan: Plan,
-        observer: _Observer,
-    ) -> None:
-        self._observer = observer
-        self.plan = plan
-        self.records = Records(warmup_s=plan.warmup_s)
-        self._endpoint = endpoint
-        self._tls = endpoint.tls()
-        self._selector = selectors.DefaultSelector()
-        of_slot = requests if callable(requests) else lambda _: requests
-        self._slots = [_Slot(number, of_slot(number)) for number in range(connections)]
-        self._turn = 0
-        self._offered = 0
-        """Calls of the measured part that were begun, or wait."""
-        self._busy: set[_Slot] = set()
-        self._retry: deque[tuple[float, _Slot]] = deque()
-        self._epoch = 0.0
-        self._end = plan.warmup_s + plan.seconds
-        self._cpu_at_start: float | None = None
-        self._measured_from = 0.0
-        self._stopped_at: float | None = None
-        self._told = (0.0, 0)
-        self._awake_s = 0.0
-
-    # The loop.
-
-    def run(self) -> Records:
-        """Make the load; once, for one object."""
-        _allow_files(len(self._slots) + 64)
-        _sharpen_timers()
-        try:
-            self._open_all()
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-            self._epoch = clock()
-            self.begin()
-            self._loop()
-        finally:
-            gc.enable()
-            gc.unfreeze()
-            for slot in self._slots:
-                if hasattr(slot, "connection"):
-                    slot.connection.close()
-            self._selector.close()
-        if self.plan.count is not None and self.records.offered:
-            # As long as it took, to the last answer.
-            self.records.seconds = max(self.records.done) - self.plan.warmup_s
-        return self.records
-
-    def begin(self) -> None:
-        """Do what there is to do at the very start."""
-
-    def send_due(self, now: float) -> float:
-        """Send what is due; return when to be called again at the latest."""
-        raise NotImplementedError
-
-    def freed(self, slot: _Slot) -> None:
-        """Use a connection that is free."""
-        raise NotImplementedError
-
-    def is_sending(self, now: float) -> bool:
-        """Return whether calls are still to be begun."""
-        raise NotImplementedError
-
-    def failed_to_open(self, slot: _Slot) -> None:
-        """Take note of a connection that was lost and could not be made anew."""
-
-    def look(self, now: float) -> None:
-        """Let go of what has waited for too long."""
-
-    def stop(self) -> None:
-        """Begin no more calls, and give up those that were not sent."""
-
-    @property
-    def now(self) -> float:
-        """Seconds since the load began."""
-        return clock() - self._epoch
-
-    def _loop(self) -> None:
-        next_look = 0.0
-        while True:
-            now = self.now
-            if self._cpu_at_start is None and now >= self.plan.warmup_s:
-                self._cpu_at_start, self._measured_from = time.process_time(), now
-            wake = self.send_due(now)
-            if now >= next_look:
-                next_look = now + _LOOK_S
-                self._look(now)
-                if self._stopped_at is None and not self.is_sending(now):
-                    self._measured_until(now)
-            if self._stopped_at is not None and not self._busy and not self.is_waiting:
-                return
-            precisely = wake < next_look
-            for key, events in self._wait(min(wake, next_look) - self.now, precisely=precisely):
-                self._serve(key.data, events)
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while calls are due that were not sent."""
-        return False
-
-    def _wait(self, seconds: float, *, precisely: bool) -> list[tuple[selectors.SelectorKey, int]]:
-        if seconds > 0 and precisely:
-            if seconds > self._awake_s:
-                # select() counts in microseconds where epoll counts in milliseconds.
-                select.select([self._selector.fileno()], [], [], seconds - self._awake_s)
-            seconds = 0.0
-        return self._selector.select(max(0.0, seconds))
-
-    def _serve(self, slot: _Slot, events: int) -> None:
-        connection = slot.connection
-        try:
-            if connection.is_connecting:
-                connection.advance()
-                self._register(slot)
-                if connection.is_free:
-                    self.freed(slot)
-                return
-            if events & _WRITE:
-                connection.flush()
-                self._register(slot)
-            if not events & _READ or not connection.receive():
-                return
-        except OSError:
-            self._drop(slot, retry=True)
-            self.failed_to_open(slot)
-            return
-        except ConnectionLost:
-            if slot in self._busy:
-                self._record(slot, CONNECTION_LOST)
-            self._reopen(slot)
-            return
-        self._record(slot, connection.status)
-        if connection.is_free:
-            self.freed(slot)
-        else:
-            self._reopen(slot)
-
-    def _look(self, now: float) -> None:
-        limit = self.plan.timeout_s
-        for slot in [slot for slot in self._busy if now - slot.sent > limit]:
-            self._record(slot, TIMED_OUT)
-            self._reopen(slot)
-        while self._retry and self._retry[0][0] <= now:
-            self._open(self._retry.popleft()[1])
-        self.look(now)
-        if self._stopped_at is not None and self.records.interrupted:
-            if now > self._stopped_at + _LAST_ANSWERS_S:
-                for slot in list(self._busy):
-                    self._record(slot, INTERRUPTED)
-            return
-        at, count = self._told
-        watch = self._observer.watch
-        if watch is not None and now - at >= _TELL_S:
-            going_on = watch(self._live(now, at, count))
-            self._told = (now, self.records.offered)
-            if not going_on and not self.records.interrupted:
-                self.records.interrupted = True
-                self.stop()
-                if self._stopped_at is None:
-                    self._measured_until(now)
-
-    def _measured_until(self, now: float) -> None:
-        """Close the measured part."""
-        self._stopped_at = now
-        if self._cpu_at_start is not None and now > self._measured_from:
-            used = time.process_time() - self._cpu_at_start
-            self.records.cpu_share = used / (now - self._measured_from)
-        self.records.seconds = max(0.0, min(now, self._end) - self.plan.warmup_s)
-
-    def _live(self, now: float, since: float, count: int) -> Live:
-        records = self.records
-        outcome = np.array(records.outcome[count:])
-        good = outcome == GOOD
-        latency = (np.array(records.done[count:]) - np.array(records.due[count:]))[good] * 1e3
-        p50, p99 = np.percentile(latency, (50, 99)) if latency.size else (nan, nan)
-        return Live(
-            elapsed_s=now,
-            is_warmup=now < self.plan.warmup_s,
-            offered=self._offered,
-            good=int(good.sum()),
-            rate=float(good.sum()) / (now - since) if now > since else 0.0,
-            p50_ms=float(p50),
-            p99_ms=float(p99),
-        )
-
-    # Calls.
-
-    def _begin(self, slot: _Slot, due: float | None, index: int) -> float:
-        """Send a call on a free connection; return when, which is also when it was due if None."""
-        slot.sent = sent = self.now
-        slot.due = sent if due is None else due
-        slot.index = index
-        slot.measured = slot.due >= self.plan.warmup_s
-        self._busy.add(slot)
-        keep = self._observer.every or len(self.records.bodies) < self._observer.keep
-        try:
-            slot.connection.send(slot.requests[index], keep=keep)
-        except ConnectionLost:
-            self._record(slot, CONNECTION_LOST)
-            self._reopen(slot)
-            return sent
-        if slot.connection.wish == "write":
-            self._register(slot)
-        return sent
-
-    def _next_index(self) -> int:
-        index = self._turn
-        self._turn = (index + 1) % len(self._slots[0].requests)
-        return index
-
-    def _record(self, slot: _Slot, outcome: int) -> None:
-        # An answer is there when it has come, however late this process is woken for it.
-        slot.read = self.now
-        done = max(slot.sent, slot.read - slot.connection.lay_s)
-        self._busy.discard(slot)
-        if not slot.measured:
-            return
-        records, connection = self.records, slot.connection
-        records.due.append(slot.due)
-        records.sent.append(slot.sent)
-        records.done.append(done)
-        records.outcome.append(outcome)
-        if outcome == GOOD:
-            if connection.timing is not None:
-                records.timings.append(connection.timing)
-            if connection.keep:
-                self._keep(slot, connection)
-        elif outcome > 0 and (found := _CODE.search(connection.body)):
-            records.codes[found[1].decode()] += 1
-
-    def _keep(self, slot: _Slot, connection: Connection) -> None:
-        body: bytes | None = connection.body
-        if self._observer.examine is not None:
-            body = self._observer.examine(
-                slot.index, slot.number, connection.body, connection.header_length
-            )
-        if body is not None and len(self.records.bodies) < self._observer.keep:
-            self.records.bodies.append((slot.index, body, connection.header_length))
-
-    def _record_unsent(self, due: float, outcome: int) -> None:
-        if due >= self.plan.warmup_s:
-            self.records.due.append(due)
-            self.records.sent.append(nan)
-            self.records.done.append(self.now)
-            self.records.outcome.append(outcome)
-
-    # Connections.
-
-    def _open_all(self) -> None:
-        self._epoch = clock()
-        try:
-            self._address = resolve(self._endpoint)
-            for slot in self._slots:
-                self._open(slot, strict=True)
-            while waiting := [s for s in self._slots if not s.connection.is_free]:
-                if self.now > _OPEN_LIMIT_S:
-                    raise TimeoutError(
-                        f"{len(waiting)} of {len(self._slots)} connections could not be opened"
-                        f" within {_OPEN_LIMIT_S:g} s"
-                    )
-                for key, _ in self._wait(_LOOK_S, precisely=False):
-                    key.data.connection.advance()
-                    self._register(key.data)
-        except OSError as error:
-            raise Unreachable(f"{self._endpoint.url}: {reason_of(error)}") from None
-
-    def _open(self, slot: _Slot, *, strict: bool = False) -> None:
-        slot.connection = Connection(self._address, self._tls, self._endpoint.host)
-        slot.fd, slot.events, slot.sent = slot.connection.socket.fileno(), 0, self.now
-        try:
-            slot.connection.advance()
-        except OSError:
-            if strict:
-                raise
-            self._drop(slot, retry=True)
-            self.failed_to_open(slot)
-            return
-        self._register(slot)
-
-    def _register(self, slot: _Slot) -> None:
-        wish = slot.connection.wish
-        connecting = slot.connection.is_connecting
-        events = (_WRITE if wish == "write" else 0) | (
-            _READ if wish == "read" or not connecting else 0
-        )
-        if events == slot.events:
-            return
-        if slot.events:
-            self._selector.modify(slot.fd, events, slot)
-        else:
-            self._selector.register(slot.fd, events, slot)
-        slot.events = events
-
-    def _drop(self, slot: _Slot, *, retry: bool) -> None:
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(slot.fd)
-        slot.events = 0
-        slot.connection.close()
-        if retry:
-            self._retry.append((self.now + _RETRY_S, slot))
-
-    def _reopen(self, slot: _Slot) -> None:
-        self._drop(slot, retry=False)
-        self._open(slot)
-
-
-class _Open(_Load):
+class _Open(Load):
     """Calls that are due at given moments."""
 
     def __init__(
@@ -509,7 +94,7 @@ class _Open(_Load):
         requests: Sequence[bytes] | RequestsOf,
         connections: int,
         plan: Plan,
-        observer: _Observer,
+        observer: Observer,
         rate: float,
         moments_due: Iterator[float],
     ) -> None:
@@ -517,12 +102,12 @@ class _Open(_Load):
         self._awake_s = min(_AWAKE_S, _AWAKE_SHARE / rate)
         self._moments = moments_due
         self._next = inf
-        self._free: deque[_Slot] = deque()
+        self._free: deque[Slot] = deque()
         self._waiting: deque[tuple[float, int]] = deque()
 
     def run(self) -> Records:
-        """See `_Load.run`."""
-        with _ahead_of_others():
+        """See `Load.run`."""
+        with ahead_of_others():
             return super().run()
 
     def begin(self) -> None:
@@ -557,7 +142,7 @@ class _Open(_Load):
                 return
         self._waiting.append((due, index))
 
-    def freed(self, slot: _Slot) -> None:
+    def freed(self, slot: Slot) -> None:
         if self._waiting:
             self._begin(slot, *self._waiting.popleft())
         elif not slot.is_listed:
@@ -582,7 +167,7 @@ class _Open(_Load):
             self._record_unsent(self._waiting.popleft()[0], INTERRUPTED)
 
 
-class _Closed(_Load):
+class _Closed(Load):
     """Clients that each wait for their answer."""
 
     def begin(self) -> None:
@@ -592,7 +177,7 @@ class _Closed(_Load):
     def send_due(self, now: float) -> float:
         return inf
 
-    def freed(self, slot: _Slot) -> None:
+    def freed(self, slot: Slot) -> None:
         now = self.now
         if self._stopped_at is not None or not self.is_sending(now):
             return
@@ -602,7 +187,7 @@ class _Closed(_Load):
         if slot.measured and slot.read:
             self.records.lag.append(sent - slot.read)
 
-    def failed_to_open(self, slot: _Slot) -> None:
+    def failed_to_open(self, slot: Slot) -> None:
         """A client that finds nobody has made a call in vain."""
         now = self.now
         if self._stopped_at is None and self.is_sending(now):
@@ -613,40 +198,3 @@ class _Closed(_Load):
         if self.records.interrupted or now >= self._end:
             return False
         return self.plan.count is None or self._offered < self.plan.count
-
-
-def _sharpen_timers() -> None:
-    """Have Linux wake this thread when it is to be woken, not up to 50 microseconds later."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
-
-@contextlib.contextmanager
-def _ahead_of_others() -> Iterator[None]:
-    """
-    Have this thread run before all that is not as urgent, where the system lets it: sched(7).
-
-    What is due must be sent, whoever computes; it takes little of a core.  What the thread
-    starts meanwhile is as urgent as it was before.
-    """
-    with contextlib.ExitStack() as after:
-        with contextlib.suppress(OSError, AttributeError):  # no right to it; no Linux
-            before, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
-            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-            after.callback(os.sched_setscheduler, 0, before, parameter)
-        yield
-
-
-def _allow_files(count: int) -> None:
-    """
-    Allow this process so many open files, where the system does.
-
-    Raises:
-        Unreachable: it does not.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= count:
-        return
-    if hard != resource.RLIM_INFINITY and hard < count:
-        raise Unreachable(f"--connections: the system allows {hard} open files, needs {count}")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Final, Self
 
-from loadtest.drive import Live
 from loadtest.errors import LoadTestError
 from loadtest.null import calls_per_s
+from loadtest.plan import Live
 from loadtest.point import Point, measure
 from loadtest.target import Target
 

@@ -17,8 +17,9 @@ from typing import Final
 
 import uvloop
 
-from loadtest.drive import Plan, closed_load
+from loadtest.drive import closed_load
 from loadtest.endpoint import Endpoint
+from loadtest.plan import Plan
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CLIENTS: Final = 16

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtest.arrivals import Arrivals
-from loadtest.drive import Plan, Watch, closed_load, default_connections, open_load
+from loadtest.drive import closed_load, default_connections, open_load
+from loadtest.plan import DEFAULT_PLAN, Plan, Watch
 from loadtest.prepare import Prepared, prepared
 from loadtest.records import Records
 from loadtest.summary import figures_of
@@ -28,7 +29,7 @@ class Point:
     clients: int | None = None
     arrivals: Arrivals = "poisson"
     connections: int | None = None
-    plan: Plan = Plan()  # noqa: RUF009 - it is frozen
+    plan: Plan = DEFAULT_PLAN
     bodies: int = 16
     """Different calls of a fixed shape; a drawn one has four times as many."""
     seed: int = 0

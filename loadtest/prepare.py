@@ -10,11 +10,11 @@ from typing import Any, Final
 import numpy as np
 
 from loadtest.answers import agree
-from loadtest.drive import RequestsOf
 from loadtest.endpoint import Reply
 from loadtest.errors import TargetRefused
 from loadtest.formats import Message, decode, encode, v2_binary
 from loadtest.oip import HEADER_LENGTH, Arrays
+from loadtest.plan import RequestsOf
 from loadtest.records import GOOD
 from loadtest.shared_memory import Regions
 from loadtest.target import Target

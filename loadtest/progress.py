@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from loadtest.drive import Live
+from loadtest.plan import Live
 from loadtest.point import Point
 from loadtest.report.words import ms, number
 

@@ -8,8 +8,9 @@ import pytest
 from safetensors.numpy import save
 
 from bench.servers import HOST, Peer, headwise
-from loadtest.drive import Plan, closed_load
+from loadtest.drive import closed_load
 from loadtest.endpoint import Endpoint, request_bytes
+from loadtest.plan import Plan
 from tests.support.layers import Layers
 
 CALLS = 100_000

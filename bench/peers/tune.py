@@ -10,8 +10,9 @@ import numpy as np
 from bench.peers.check import Wrong
 from bench.peers.peer import Peer, Tuning
 from bench.servers import HOST
-from loadtest.drive import Plan, closed_load
+from loadtest.drive import closed_load
 from loadtest.endpoint import Endpoint
+from loadtest.plan import Plan
 from loadtest.records import Records
 
 ROUNDS = 3

@@ -11,8 +11,9 @@ from rich.console import Console
 from loadtest.report.columns import as_csv
 from loadtest.report.comparing import compare
 from loadtest.report.comparison_page import comparison_page
-from loadtest.report.measurement import Measurement, RawInvalid, load, objective
+from loadtest.report.measurement import Measurement, RawInvalid, objective
 from loadtest.report.page import page
+from loadtest.report.raw_files import load
 from loadtest.report.terminal import show_comparison, show_measurement
 
 if TYPE_CHECKING:

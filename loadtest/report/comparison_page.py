@@ -13,7 +13,7 @@ from loadtest.report.comparing import (
 from loadtest.report.grouping import Curve, curves
 from loadtest.report.markup import Markup, join, tag
 from loadtest.report.measurement import Measurement, Point
-from loadtest.report.page import PERCENTILE_TICKS, clipped, load_axis
+from loadtest.report.point_charts import PERCENTILE_TICKS, clipped, load_axis
 from loadtest.report.sections import (
     figure,
     findings_list,

@@ -1,17 +1,21 @@
 """One measurement as one page: the verdict first, every figure in it, nothing loaded."""
 
-import math
 from collections.abc import Sequence
 
 from loadtest.notation import Objective
-from loadtest.report import charts
-from loadtest.report.charts import Axis, Bar, Line, Marks, Segment, Spread
 from loadtest.report.columns import COLUMNS
 from loadtest.report.grouping import Curve, Map, alone, curves, maps
 from loadtest.report.markup import Markup, join, tag
-from loadtest.report.measurement import STAGES, Measurement, Point
+from loadtest.report.measurement import Measurement, Point
+from loadtest.report.point_charts import (
+    heat_map,
+    latency_by_kind,
+    latency_by_load,
+    percentile_curves,
+    stage_split,
+    throughput,
+)
 from loadtest.report.sections import (
-    figure,
     figures_table,
     findings_list,
     generator_facts,
@@ -22,21 +26,15 @@ from loadtest.report.sections import (
     table,
     verdict_box,
 )
-from loadtest.report.verdict import best, doubts, findings, subject, verdict
-from loadtest.report.words import NOTHING, arrivals, count, labels, ms, number, plural, shared
+from loadtest.report.verdict import best, findings, subject, verdict
+from loadtest.report.words import arrivals, count, labels, ms, number, plural, shared
 
 MOST_CURVES = 24
 """Kinds of work that get charts of their own; the tables hold all."""
 
-MOST_LINES = 6
-"""Percentile curves in one chart; of more, as many are drawn, evenly chosen."""
 
 MOST_ROWS = 32
 
-PERCENTILES = (("p50", "c1"), ("p90", "c2"), ("p99", "c3"), ("max", "slowest"))
-OUTCOMES = ("good", "refused", "failed")
-
-_HEAT_STEPS = 8
 
 DUE = (
     "Latency counts from the moment a call was due, whether or not it could be sent then: "
@@ -205,199 +203,6 @@ def _against(objective: Objective | None) -> str:
     return f"; the objective is {objective.text}" if objective else ""
 
 
-def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Markup:
-    """Return percentiles over the load, the objective, and where saturation begins."""
-    drawn = []
-    for name, look in PERCENTILES:
-        pairs = [(p.load, p.latency_at(name)) for p in curve.points]
-        known = [(x, y) for x, y in pairs if y]
-        if known:
-            drawn.append(Line(name, known, look))
-    is_open = curve.points[0].model == "open"
-    title = f"Latency by {'rate' if is_open else 'clients'}"
-    if not drawn:
-        return _nothing(title)
-    marks = Marks(
-        [] if objective is None else _limits(objective),
-        curve.saturated_from,
-    )
-    words = charts.said([(p.load_text, p.latency_ms.p99) for p in curve.points])
-    saturation = (
-        ""
-        if curve.saturated_from is None
-        else f" The server is saturated from {number(curve.saturated_from)} on."
-    )
-    return figure(
-        key,
-        title,
-        f"p99 by load: {words}.{saturation}",
-        "Half of the calls are faster than p50, 99 of 100 faster than p99.",
-        lambda frame: charts.lines(frame, load_axis(curve), drawn, marks),
-    )
-
-
-def _limits(objective: Objective) -> list[tuple[float, str]]:
-    """Return each bound in ms with its words."""
-    return [(bound, f"{figure} < {bound:g} ms") for figure, bound in objective.bounds_ms.items()]
-
-
-def load_axis(curve: Curve) -> Axis:
-    """Return the axis of a curve's loads."""
-    is_open = curve.points[0].model == "open"
-    title = "calls offered a second" if is_open else "clients that wait for their answers"
-    return Axis(title, ticks=_load_ticks(curve))
-
-
-def _load_ticks(curve: Curve) -> list[tuple[float, str]]:
-    """Return the loads themselves where their names do not touch."""
-    loads = sorted({p.load for p in curve.points})
-    top = loads[-1]
-    room = min((b - a for a, b in zip([0.0, *loads], loads, strict=False)), default=top)
-    if room < 0.16 * top:
-        return []
-    return [(0.0, "0"), *((load, f"{load:.6g}") for load in loads)]
-
-
-def percentile_curves(key: str, points: Sequence[Point], among: Sequence[Point]) -> Markup:
-    """Return latency over 1 / (1 - p): each step to the right is ten times as rare."""
-    title = "Latency by percentile"
-    curves_of = [(point, point.curve()) for point in points]
-    found = [(point, curve) for point, curve in curves_of if curve]
-    if not found:
-        return _nothing(title)
-    chosen = _evenly(found, MOST_LINES)
-    names = labels([point for point, _ in chosen], among)
-    # Long names leave no room for the curves: numbers stand for them.
-    is_long = max(map(len, names)) > _MOST_LINE_LETTERS
-    steps = max(len(chosen) - 1, 1)
-    drawn = [
-        Line(
-            str(i + 1) if is_long else name,
-            curve,
-            f"c{4 if len(chosen) == 1 else 1 + round(3 * i / steps)}",
-            dotted=False,
-        )
-        for i, (name, (_, curve)) in enumerate(zip(names, chosen, strict=True))
-    ]
-    axis = Axis("percentile; each step is ten times as rare", log=True, ticks=PERCENTILE_TICKS)
-    words = charts.said([(n, p.latency_ms.p99_9) for n, (p, _) in zip(names, chosen, strict=True)])
-    left = len(found) - len(chosen)
-    key_of_names = "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names))
-    return figure(
-        key,
-        title,
-        f"p99.9: {words}.",
-        (f"{key_of_names}. " if is_long else "")
-        + "Each curve ends at its slowest call."
-        + (f" {plural(left, 'curve')} more left out." if left else ""),
-        lambda frame: charts.lines(frame, axis, drawn),
-    )
-
-
-_MOST_LINE_LETTERS = 13
-
-PERCENTILE_TICKS = [
-    (1.0, "0 %"),
-    *((10.0**d, f"{100 * (1 - 10.0**-d):.{max(0, d - 2)}f} %") for d in range(1, 8)),
-]
-
-
-def throughput(key: str, points: Sequence[Point], among: Sequence[Point]) -> Markup:
-    """Return what became of the offered calls, by the second."""
-    rows = [
-        Bar(
-            clipped(name),
-            [Segment(value, outcome, number(value)) for outcome, value in outcomes(point)],
-            number(point.good_rate),
-            point.offered_rate if point.model == "open" else None,
-        )
-        for name, point in zip(labels(points, among), points, strict=True)
-    ]
-    legend = [(name, name) for name in OUTCOMES]
-    if any(point.rate for point in points):
-        legend.append(("offered", "mark"))
-    words = "; ".join(
-        f"{name}: {number(p.good_rate)} good, {number(p.refused / p.seconds)} refused,"
-        f" {number(p.failed / p.seconds)} failed a second"
-        for name, p in zip(labels(points, among), points, strict=True)
-    )
-    return figure(
-        key,
-        "Throughput",
-        f"{words}.",
-        "The number at the end is of good answers a second.",
-        lambda frame: charts.bars(frame, "calls a second", rows, legend),
-    )
-
-
-def outcomes(point: Point) -> list[tuple[str, float]]:
-    """Return (outcome, calls a second)."""
-    return [
-        ("good", point.good_rate),
-        ("refused", point.refused / point.seconds),
-        ("failed", point.failed / point.seconds),
-    ]
-
-
-def stage_split(key: str, points: Sequence[Point], among: Sequence[Point]) -> Markup:
-    """Return where the mean latency went: means alone may be added up."""
-    title = "Where the time goes"
-    names = labels(points, among)
-    told = [(n, p) for n, p in zip(names, points, strict=True) if p.stages_ms is not None]
-    if not told:
-        return _nothing(title, "The server told no times of its stages (Server-Timing).")
-    parts = {name: _parts(point) for name, point in told}
-    rows = [
-        Bar(clipped(name), _shares(parts[name]), ms(point.latency_ms.mean)) for name, point in told
-    ]
-    known = {stage for means in parts.values() for stage, _ in means}
-    legend = [(stage, stage) for stage in (*STAGES, "rest") if stage in known]
-    words = "; ".join(
-        f"{name}: {charts.said(parts[name])}, of {ms(point.latency_ms.mean)}"
-        for name, point in told
-    )
-    return figure(
-        key,
-        title,
-        f"Mean times of stages: {words}.",
-        "In milliseconds; means, since only they add up. Rest: the network, reading the body,"
-        " waiting to be sent.",
-        lambda frame: charts.bars(frame, "share of the mean latency, %", rows, legend),
-    )
-
-
-def _parts(point: Point) -> list[tuple[str, float]]:
-    """Return (stage, mean in ms), with what no stage accounts for at the end."""
-    means = [] if point.stages_ms is None else point.stages_ms.means()
-    return [*means, ("rest", point.rest_ms or 0.0)]
-
-
-def _shares(means: Sequence[tuple[str, float]]) -> list[Segment]:
-    """Return bars of one length, so that fast and slow points can be read side by side."""
-    whole = sum(value for _, value in means) or 1.0
-    return [Segment(100 * value / whole, stage, number(value)) for stage, value in means]
-
-
-def latency_by_kind(key: str, points: Sequence[Point], among: Sequence[Point]) -> Markup:
-    """Return percentiles of kinds of work that were measured under one load each."""
-    names = labels(points, among)
-    rows = []
-    for name, point in zip(names, points, strict=True):
-        pairs = [(point.latency_at(statistic), look) for statistic, look in PERCENTILES]
-        dots = [(value, look) for value, look in pairs if value]
-        rows.append(Spread(clipped(name), dots, number(point.latency_ms.p99)))
-    if not any(row.dots for row in rows):
-        return _nothing("Latency by kind of work")
-    words = charts.said([(n, p.latency_ms.p99) for n, p in zip(names, points, strict=True)])
-    return figure(
-        key,
-        "Latency by kind of work",
-        f"p99: {words}.",
-        "The number at the end is p99.",
-        lambda frame: charts.spreads(frame, "latency, ms (logarithmic)", rows, PERCENTILES),
-    )
-
-
 def _heat(found: Sequence[Map]) -> Markup:
     return join(
         [
@@ -411,40 +216,6 @@ def _heat(found: Sequence[Map]) -> Markup:
             _left_out(len(found) - MOST_CURVES, "map"),
         ]
     )
-
-
-def heat_map(found: Map) -> Markup:
-    """Return a table whose cells are coloured; what holds a doubt says so with an asterisk."""
-    known = [p.latency_ms.p99 for p in found.points.values() if p.latency_ms.p99]
-    low, high = min(known, default=1.0), max(known, default=1.0)
-
-    def cell_of(rows: int, length: int) -> Markup:
-        point = found.points.get((rows, length))
-        value = None if point is None else point.latency_ms.p99
-        if point is None or not value:
-            return tag("td", NOTHING, class_="none")
-        part = math.log(value / low) / math.log(high / low) if high > low else 0.0
-        step = min(int(part * _HEAT_STEPS), _HEAT_STEPS - 1)
-        sign = "*" if doubts(point) or point.is_saturated else ""
-        return tag("td", number(value) + sign, class_=f"q{step}")
-
-    head = tag(
-        "tr",
-        tag("th", "batch \\ length", scope="col"),
-        *(tag("th", count(length), scope="col") for length in found.lengths),
-    )
-    body = [
-        tag(
-            "tr",
-            tag("th", count(rows), scope="row"),
-            *(cell_of(rows, length) for length in found.lengths),
-        )
-        for rows in found.rows
-    ]
-    is_marked = any(doubts(p) or p.is_saturated for p in found.points.values())
-    caption = found.title + ("; * saturated or in doubt" if is_marked else "")
-    label = f"p99 in milliseconds: {found.title}"
-    return table(caption, head, body, label=label, kind="heat")
 
 
 def _outcomes(points: Sequence[Point]) -> Markup | None:
@@ -507,24 +278,3 @@ def _terms() -> Markup:
     )
     rows = (tag("tr", tag("th", name, scope="row"), tag("td", what)) for name, what in terms)
     return tag("table", tag("caption", "What the words mean"), tag("tbody", *rows), class_="facts")
-
-
-def _nothing(title: str, why: str = "No call was answered well.") -> Markup:
-    return tag("figure", tag("h3", title), tag("p", why, class_="soft"))
-
-
-def _evenly(
-    items: Sequence[tuple[Point, list[tuple[float, float]]]], most: int
-) -> list[tuple[Point, list[tuple[float, float]]]]:
-    """Return so many of them, first and last included."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
-_MOST_LETTERS = 34
-
-
-def clipped(name: str) -> str:
-    """Return a name that a chart has room for; tables have it whole."""
-    return name if len(name) <= _MOST_LETTERS else f"{name[: _MOST_LETTERS - 1]}…"

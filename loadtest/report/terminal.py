@@ -10,7 +10,8 @@ from rich.text import Text
 
 from loadtest.report.comparing import Comparison, joint_verdict
 from loadtest.report.comparison_page import CLEAR
-from loadtest.report.measurement import STAGES, Measurement, Point, read
+from loadtest.report.measurement import STAGES, Measurement, Point
+from loadtest.report.raw_files import read
 from loadtest.report.verdict import Verdict, findings, subject, verdict
 from loadtest.report.words import labels, number, printable, ratio, shared
 

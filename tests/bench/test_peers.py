@@ -25,8 +25,9 @@ from bench.peers.processes import Running, started
 from bench.peers.serving import codec
 from bench.peers.serving.layer import Layer, Question
 from bench.servers import HOST, free_port
-from loadtest.drive import Plan, closed_load
+from loadtest.drive import closed_load
 from loadtest.endpoint import Endpoint
+from loadtest.plan import Plan
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import until
 

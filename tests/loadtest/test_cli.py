@@ -17,7 +17,7 @@ from rich.console import Console
 
 from loadtest import raw, sweep
 from loadtest.cli import main
-from loadtest.drive import Live, Plan
+from loadtest.plan import Live, Plan
 from loadtest.point import Point
 from loadtest.progress import Display, duration_text, live_text, result_text
 from loadtest.work import Work

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from loadtest import oip
-from loadtest.drive import Live, Plan, closed_load, default_connections, open_load
+from loadtest.drive import closed_load, default_connections, open_load
 from loadtest.endpoint import Endpoint
 from loadtest.errors import Unreachable, UsageWrong
 from loadtest.formats import encode
+from loadtest.plan import Live, Plan
 from loadtest.records import CONNECTION_LOST, INTERRUPTED, NOT_SENT, TIMED_OUT, Records
 from loadtest.summary import figures_of
 from loadtest.target import discover

@@ -11,9 +11,9 @@ import pytest
 
 from loadtest.answers import agree
 from loadtest.draws import Draw
-from loadtest.drive import Plan
 from loadtest.endpoint import Endpoint
 from loadtest.errors import TargetRefused, UsageWrong
+from loadtest.plan import Plan
 from loadtest.point import Point, measure
 from loadtest.target import Input, discover
 from loadtest.work import Format, Mask, Work, draw_tensors

@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from loadtest.report.comparing import compare
 from loadtest.report.comparison_page import comparison_page
-from loadtest.report.measurement import read
 from loadtest.report.page import page
+from loadtest.report.raw_files import read
 from tests.support.load_raws import point, queueing, raw, shapes, sweep
 
 CHROMIUM = shutil.which("chromium")

@@ -21,8 +21,9 @@ from loadtest.report.commands import main
 from loadtest.report.comparing import compare, typical
 from loadtest.report.comparison_page import comparison_page
 from loadtest.report.grouping import curves, maps
-from loadtest.report.measurement import RawInvalid, read
+from loadtest.report.measurement import RawInvalid
 from loadtest.report.page import page
+from loadtest.report.raw_files import read
 from loadtest.report.svg import Scale, apart, log_scale
 from loadtest.report.terminal import show, show_comparison, table
 from loadtest.report.verdict import doubts, verdict

@@ -23,9 +23,10 @@ import pytest
 from bench import wrk
 from bench.debian import NotHere
 from loadtest import null
-from loadtest.drive import Live, Plan, closed_load, open_load
+from loadtest.drive import closed_load, open_load
 from loadtest.endpoint import Endpoint
 from loadtest.formats import encode
+from loadtest.plan import Live, Plan
 from loadtest.point import Point, measure
 from loadtest.summary import figures_of
 from loadtest.target import Input, Target, discover
