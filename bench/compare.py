@@ -24,22 +24,22 @@ from typing import Final
 import numpy as np
 
 from bench import wrk
-from bench.inprocess import CONFIG, engine
+from bench.candidates import engine
+from bench.inprocess import CONFIG
 from bench.many_callers import GRAPH, REPOSITORY, publish
 from bench.peers import messages
 from bench.peers.catalogue import PEERS
 from bench.peers.errors import Unavailable
 from bench.peers.messages import Format
 from bench.peers.peer import Peer, embeddings
-from bench.report import markdown
-from bench.results import Sample, Work, results_of
+from bench.results import US, Sample, Work, results_of
 from bench.servers import HOST, echo, headwise
 from bench.shared_request import shared_request
+from bench.tables import markdown
 from bench.turns import Candidate, embeddings_of
 from service.cpu import cpu_budget
 
 BENCH: Final = "compare"
-US: Final = "headwise"
 ECHO: Final = "echo"
 ENGINE: Final = "engine"
 MIXED: Final = "1..64"

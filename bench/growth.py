@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from bench.candidates import engine
 from bench.fits import Line, Points, Power, line, power, power_range
-from bench.inprocess import engine
 from bench.many_callers import GRAPH, publish
 from bench.results import Results, Sample, Work, results_of, spread
 from bench.servers import headwise

@@ -12,40 +12,32 @@ operations a second, over those of one large matrix product in the same round.
 
 import argparse
 import contextlib
-import logging
-import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
+from bench.candidates import PEAK_SIZES, bare, compiled, eager, engine, matrix_product, naive
 from bench.many_callers import GRAPH, publish
-from bench.results import Results, Sample, Work, ratios, results_of, spread
-from bench.turns import Array, Candidate, Failed, Prepare, Run, embeddings_of, once
-from service.calls import Inputs
+from bench.results import US, Results, Sample, Work, ratios, results_of, spread
+from bench.turns import Array, Candidate, Failed, Prepare, embeddings_of
 from service.contract import LayerConfig
 from service.cpu import cpu_budget
-from service.engine import OnnxEngine
-from service.heap import keep_blocks
 from service.parity import relative_error
 
 BENCH: Final = "inprocess"
-US: Final = "headwise"
 PEAK: Final = "matrix product"
 CONFIG: Final = LayerConfig(768, 12)
 TOLERANCE: Final = 1e-4
 """Of answers: |a-b| <= tolerance * max(1, max|expected|)."""
 
-_PEAK_SIZES: Final = (1024, 2048, 2048)
 _WARM_UP: Final = 2
 
 
@@ -127,125 +119,6 @@ def candidates(
     }
 
 
-def engine(graph: Path, config: LayerConfig, threads: int) -> Prepare:
-    """Return Headwise's engine, with its memory as the server sets it up."""
-    keep_blocks()
-    ours = OnnxEngine(graph, config, threads=threads)
-
-    def prepare(embeddings: Array, weights: bool) -> Run:
-        inputs = Inputs(embeddings)
-
-        def run() -> tuple[Array, ...]:
-            found = ours.run(inputs, weights=weights)
-            return tuple(t for t in (found.output, found.attention_weights) if t is not None)
-
-        return run
-
-    return prepare
-
-
-def bare(graph: Path, config: LayerConfig, threads: int) -> Prepare:
-    """Return our graph in a session of the runtime's own defaults, fed by hand."""
-    session = _session(graph, threads)
-
-    def prepare(embeddings: Array, weights: bool) -> Run:
-        rows, length = embeddings.shape[:2]
-        feed = {
-            "embeddings": embeddings,
-            "pair_mask": np.ones((1, 1, length, length) if weights else (1, 1, 1, 1), bool),
-            "head_mask": np.ones((rows, config.num_heads), np.float32),
-            "plain": np.array(not weights),
-        }
-        return _fetching(session, ["output", "attention_weights"] if weights else ["output"], feed)
-
-    return prepare
-
-
-def naive(graph: Path, config: LayerConfig, threads: int, directory: Path) -> Prepare:
-    """Return `nn.MultiheadAttention` as `torch.onnx.export` leaves it, in a default session."""
-    # In another process: this one shall hold no threads of PyTorch's.
-    paths = once_exported(graph, config, directory)
-    sessions = {weights: _session(path, threads) for weights, path in paths.items()}
-
-    def prepare(embeddings: Array, weights: bool) -> Run:
-        names = ["output", "weights"] if weights else ["output"]
-        return _fetching(sessions[weights], names, {"x": embeddings})
-
-    return prepare
-
-
-def eager(graph: Path, config: LayerConfig, threads: int) -> Prepare:
-    """Return PyTorch's own layer, with whatever fast path it takes."""
-    import torch
-
-    torch.set_num_threads(threads)
-    layer = _torch_layer(graph, config)
-
-    def prepare(embeddings: Array, weights: bool) -> Run:
-        x = torch.from_numpy(embeddings)
-
-        def run() -> tuple[Array, ...]:
-            with torch.inference_mode():
-                return _arrays(*layer(x, x, x, need_weights=weights, average_attn_weights=False))
-
-        return run
-
-    return prepare
-
-
-def compiled(graph: Path, config: LayerConfig, threads: int) -> Prepare:
-    """
-    Return the same layer under `torch.compile`, which needs a C++ compiler.
-
-    Raises:
-        Exception: whatever the compiler says where there is none.
-    """
-    # Its own pool of compiling processes would outlive this one.
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    import torch
-
-    torch.set_num_threads(threads)
-    layer = _torch_layer(graph, config)
-
-    @torch.compile
-    def attend(x: torch.Tensor, weights: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        found: tuple[torch.Tensor, torch.Tensor | None] = layer(
-            x, x, x, need_weights=weights, average_attn_weights=False
-        )
-        return found
-
-    def prepare(embeddings: Array, weights: bool) -> Run:
-        x = torch.from_numpy(embeddings)
-
-        def run() -> tuple[Array, ...]:
-            with torch.inference_mode():
-                return _arrays(*attend(x, weights))
-
-        return run
-
-    prepare(embeddings_of((1, 2), config.embed_dim), False)()
-    return prepare
-
-
-def matrix_product(threads: int) -> Prepare:
-    """Return one large product through onnxruntime; embeddings and weights are not looked at."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    rows, inner, columns = _PEAK_SIZES
-    factor = np.random.default_rng(0).standard_normal((inner, columns), np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "factor"], ["y"])],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, inner])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, columns])],
-        [numpy_helper.from_array(factor, "factor")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    x = np.random.default_rng(1).standard_normal((rows, inner), np.float32)
-    session = _session(model.SerializeToString(), threads)
-    return lambda embeddings, weights: _fetching(session, ["y"], {"x": x})
-
-
 def flops(shape: tuple[int, int], width: int) -> int:
     """Return the layer's floating-point operations in its four projections and two products."""
     rows, length = shape
@@ -266,78 +139,6 @@ def disagreement(answers: Mapping[str, tuple[Array, ...]], to: str) -> dict[str,
         if error > TOLERANCE:
             found[who] = error
     return found
-
-
-def once_exported(graph: Path, config: LayerConfig, directory: Path) -> dict[bool, Path]:
-    """
-    Return the naive exports, without and with weights, written by a process of their own.
-
-    Raises:
-        Failed: PyTorch's exporter refused.
-    """
-    paths = {weights: directory / f"naive-{weights}.onnx" for weights in (False, True)}
-    once(export_naively, graph, config, paths)
-    return paths
-
-
-def export_naively(graph: Path, config: LayerConfig, paths: Mapping[bool, Path]) -> None:
-    """Write `nn.MultiheadAttention` with the graph's weights by `torch.onnx.export`'s defaults."""
-    import torch
-    from torch import Tensor, nn
-
-    # Of operators of torchvision that it does without, and of its own use of what it deprecates.
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-
-    class Naive(nn.Module):
-        def __init__(self, weights: bool) -> None:
-            super().__init__()
-            self.layer, self.weights = _torch_layer(graph, config), weights
-
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            found = self.layer(x, x, x, need_weights=self.weights, average_attn_weights=False)
-            return tuple(found) if self.weights else (found[0],)
-
-    free: Any = torch.export.Dim.DYNAMIC
-    for weights, path in paths.items():
-        program = torch.onnx.export(
-            Naive(weights).eval(),
-            (torch.zeros(2, 3, config.embed_dim),),
-            dynamo=True,
-            input_names=["x"],
-            output_names=["output", "weights"][: 1 + weights],
-            dynamic_shapes=({0: free, 1: free},),
-            verbose=False,
-        )
-        if program is None:
-            raise RuntimeError("torch.onnx.export returned nothing")
-        program.save(path)
-
-
-def _torch_layer(graph: Path, config: LayerConfig) -> Any:
-    """Return `nn.MultiheadAttention` with the weights of one of our graphs."""
-    from export.graph import read_state
-    from export.sources import from_state
-
-    origin: dict[str, str | int] = {"kind": "graph"}
-    return from_state(read_state(graph, config), config.num_heads, origin=origin).reference
-
-
-def _session(model: Path | bytes, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-def _fetching(
-    session: onnxruntime.InferenceSession, names: list[str], feed: dict[str, Array]
-) -> Run:
-    return lambda: tuple(session.run(names, feed))
-
-
-def _arrays(*tensors: Any) -> tuple[Array, ...]:
-    return tuple(tensor.numpy() for tensor in tensors if tensor is not None)
 
 
 def _compare(
@@ -373,7 +174,7 @@ def _race(
     samples: list[Sample] = []
     for turn in range(plan.rounds):
         best = peak.time(embeddings[:1, :1], weights=False, seconds=seconds, warm_up=1).best_s
-        rate = 2 * np.prod(_PEAK_SIZES, dtype=float) / best
+        rate = 2 * np.prod(PEAK_SIZES, dtype=float) / best
         samples.append(Sample(BENCH, work, PEAK, turn, "rate", "GFLOP/s", rate / 1e9))
         names = list(running)
         # Each round begins with another, so that nobody always follows the same one.

@@ -27,6 +27,8 @@ from service.cpu import cpu_budget
 from service.memory import memory_limit
 
 ROOT = Path(__file__).parent.parent
+US: Final = "headwise"
+"""Whom all others are set against, where it took part."""
 FORMAT: Final = 1
 """The record format that this code writes and reads."""
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench import compare, growth, inprocess
-from bench.report import markdown, write_plots
+from bench.plots import write_plots
 from bench.results import read
+from bench.tables import markdown
 
 Part = Callable[[list[str]], object]
 

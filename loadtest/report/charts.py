@@ -46,16 +46,22 @@ class Line:
     look: str
     dotted: bool = True
     """Whether each point was measured, and is drawn as a dot."""
+    joined: bool = True
+    ranges: Sequence[tuple[float, float, float]] = ()
+    """(x, least, most) of what was measured, each an upright line."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What runs from left to right."""
+    """What runs from left to right, or upwards."""
 
     title: str
     log: bool = False
     ticks: Sequence[tuple[float, str]] = ()
     """Places and their names; none = round numbers."""
+
+
+LATENCY = Axis("latency, ms (logarithmic)", log=True)
 
 
 @dataclass(frozen=True)
@@ -77,16 +83,35 @@ class Marks:
     saturated_from: float | None = None
 
 
-def lines(frame: Frame, axis: Axis, drawn: Sequence[Line], marks: Marks = Marks()) -> Markup:
-    """Return latencies in ms, on a logarithmic axis, over whatever the axis says."""
-    height = 300 if frame.width > 400 else 270
+def lines(
+    frame: Frame,
+    axis: Axis,
+    drawn: Sequence[Line],
+    marks: Marks = Marks(),
+    *,
+    upright: Axis = LATENCY,
+    legend: Sequence[tuple[str, str]] = (),
+) -> Markup:
+    """
+    Return lines over whatever the axis says; `upright` is what they show, by default latencies.
+
+    Where a legend of (name, look) is given, lines need no labels of their own.
+    """
+    height = 300.0 if frame.width > 400 else 270.0
     top, bottom = 30.0, height - 48.0
+    head = None
+    if legend:
+        head, end = _legend(legend, frame.width, y=9.0 + LINE + 4)
+        height, top, bottom = height + end - top, end, bottom + end - top
     right = frame.width - max(len(each.label) for each in drawn) * BOLD_LETTER - 12
     xs = [x for each in drawn for x, _ in each.points]
     ys = [y for each in drawn for _, y in each.points]
-    y = log_scale([*ys, *(limit for limit, _ in marks.limits)], bottom, top)
+    ys += [y for each in drawn for _, *ends in each.ranges for y in ends]
+    y = (log_scale if upright.log else even_scale)(
+        [*ys, *(limit for limit, _ in marks.limits)], bottom, top
+    )
     x = _x_scale(axis, xs, right)
-    parts = [words(0, 9, "latency, ms (logarithmic)", class_="title")]
+    parts = [words(0, 9, upright.title, class_="title"), *([] if head is None else [head])]
     if marks.saturated_from is not None:
         parts.append(_saturation(x, marks.saturated_from, xs, right, top, bottom))
     parts += [y_axis(y, LEFT, right, _short), x_axis(x, bottom, top, _ticks(axis, x), axis.title)]
@@ -95,12 +120,15 @@ def lines(frame: Frame, axis: Axis, drawn: Sequence[Line], marks: Marks = Marks(
         parts.append(line(LEFT, at, right, at, "limit"))
         parts.append(words(LEFT + 6, at - 9, label, class_="limit-label halo"))
     for each in drawn:
+        parts += [line(x(a), y(low), x(a), y(high), "span") for a, low, high in each.ranges]
         places = [(x(a), y(b)) for a, b in each.points]
-        parts.append(path(places, f"line {each.look}"))
+        if each.joined:
+            parts.append(path(places, f"line {each.look}"))
         if each.dotted:
             parts += [dot(a, b, f"dot {each.look}") for a, b in places]
-    ends = [y(each.points[-1][1]) for each in drawn]
-    for each, place in zip(drawn, apart(ends, LINE, top, bottom), strict=True):
+    named = [each for each in drawn if each.label]
+    ends = [y(each.points[-1][1]) for each in named]
+    for each, place in zip(named, apart(ends, LINE, top, bottom), strict=True):
         parts.append(words(right + 8, place, each.label, class_=f"name {each.look}"))
     return drawing(frame.key, frame.width, height, frame.title, frame.description, *parts)
 
@@ -294,11 +322,11 @@ class _Rows:
 
 
 def _legend(
-    entries: Sequence[tuple[str, str]], width: float, *, round_: bool = False
+    entries: Sequence[tuple[str, str]], width: float, *, round_: bool = False, y: float = 9.0
 ) -> tuple[Markup, float]:
     """Return what each look means, in as many lines as it takes, and where the chart begins."""
     parts: list[str] = []
-    x, y = 4.0, 9.0
+    x = 4.0
     for name, look in entries:
         room = 18 + len(name) * LETTER + 14
         if x + room > width and x > 4:

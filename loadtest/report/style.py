@@ -25,12 +25,12 @@ _DARK = """
   --on-light: #16191d; --on-dark: #16191d;
 """
 
-STYLE = (
-    f"""
+_COLOURS = f"""
 :root {{ color-scheme: light dark; {_LIGHT} }}
 @media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}
 """
-    + """
+
+_PAGE = """
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body {
@@ -126,7 +126,10 @@ pre {
   white-space: pre-wrap; overflow-wrap: anywhere;
 }
 ul.points { margin: 0 0 12px; padding-left: 20px; }
-text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+"""
+
+_CHARTS = (
+    """text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
   fill: var(--ink); font-variant-numeric: tabular-nums; }
 text.tick, text.title, text.key, text.saturated-label { fill: var(--soft); }
 text.name { font-weight: 600; }
@@ -168,7 +171,10 @@ path.b { stroke-dasharray: 6 4; }
 text.on-queue, text.on-assembly, text.on-encode, text.on-rest, text.on-refused {
   fill: var(--on-light); }
 text.on-compute, text.on-good, text.on-failed { fill: var(--on-dark); }
-@media print {
+"""
+)
+
+_PRINT = """@media print {
   :root { color-scheme: light; LIGHT }
   * { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
   body { font-size: 10.5pt; } nav { display: none; }
@@ -182,5 +188,9 @@ text.on-compute, text.on-good, text.on-failed { fill: var(--on-dark); }
   a { color: inherit; text-decoration: none; }
 }
 """.replace("LIGHT", _LIGHT)
-)
-"""The sheet; it refers to nothing outside itself."""
+
+STYLE = _COLOURS + _PAGE + _CHARTS + _PRINT
+"""The sheet of a page; it refers to nothing outside itself."""
+
+DRAWING_STYLE = _COLOURS + "svg { background: var(--ground); }\n" + _CHARTS
+"""The sheet of a drawing that is a file of its own."""

@@ -179,6 +179,13 @@ def drawing(
     )
 
 
+def standalone(drawn: Markup, style: str) -> str:
+    """Return a drawing as a file of its own, with its sheet in it."""
+    start = '<svg xmlns="http://www.w3.org/2000/svg"'
+    inner = drawn.removeprefix("<svg").partition(">")
+    return f"{start}{inner[0]}>{tag('style', Markup(style))}{inner[2]}\n"
+
+
 _GROWTH = 1.12
 """How much larger than drawn it may become."""
 

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from bench.candidates import engine
 from bench.growth import copy_artifact, peak_mb
 from bench.inprocess import (
     PEAK,
     Plan,
     candidates,
     disagreement,
-    engine,
     flops,
     measure,
 )

@@ -14,7 +14,7 @@ import pytest
 
 from bench.fits import line, power, power_range
 from bench.growth import BENCHES, fits_of, place_of, points_of
-from bench.report import Table, markdown, plots, tables, write_plots
+from bench.plots import growth_lines, write_plots
 from bench.results import (
     Machine,
     Results,
@@ -26,6 +26,7 @@ from bench.results import (
     results_of,
     spread,
 )
+from bench.tables import Table, markdown, tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -443,27 +444,35 @@ def test_every_plot_is_a_well_formed_svg_with_its_labels(tmp_path: Path) -> None
     """One for each quantity; the axes name what they show, and its unit."""
     paths = write_plots(EVERYTHING, tmp_path / "plots", "run")
 
-    assert [path.name for path in paths] == [
-        "run-inprocess-time.svg",
-        "run-compare-rate.svg",
-        "run-growth-length-time.svg",
-        "run-growth-memory-peak.svg",
-        "run-growth-artifacts-resident.svg",
-    ]
-    for path in paths:
+    titles = {
+        "inprocess-time-without-weights": "inprocess: time, ratio to headwise (above 1: slower)",
+        "inprocess-time-with-weights": "inprocess: time, ratio to headwise (above 1: slower)",
+        "compare-rate-binary": "compare: rate (calls/s, logarithmic), binary",
+        "compare-rate-json": "compare: rate (calls/s, logarithmic), json",
+        "growth-length-time": "S, length of one sequence (tokens); B = 1, H = 12, E = 768",
+        "growth-memory-peak": "B·H·S², attention weights; B = 1, H = 12, with weights",
+        "growth-artifacts-resident": "artifacts served",
+    }
+    units = {"growth-length": "time (ms)", "growth-memory": "peak (MB)"}
+    assert [path.name for path in paths] == [f"run-{name}.svg" for name in titles]
+    for path, (name, title) in zip(paths, titles.items(), strict=True):
         root = ElementTree.parse(path).getroot()  # noqa: S314 (written above)
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    labels = {
-        name: [(ax.get_xlabel(), ax.get_ylabel()) for ax in figure.axes]
-        for name, figure in plots(EVERYTHING).items()
-    }
-    assert labels["growth-length-time"] == [("S, length of one sequence (tokens)", "time (ms)")]
-    assert labels["growth-memory-peak"] == [("B·H·S², attention weights", "peak (MB)")]
-    assert labels["growth-artifacts-resident"] == [("artifacts served", "resident (MB)")]
-    assert [y for _, y in labels["compare-rate"]] == ["rate (calls/s)"] * 2
-    assert [y for _, y in labels["inprocess-time"]] == [
-        "time, ratio to headwise\n(above 1: slower)"
-    ] * 2
+        shown = [text.text or "" for text in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert any(text.startswith(title) for text in shown)
+        for start, unit in units.items():
+            assert unit in shown or not name.startswith(start)
+
+
+def test_comparison_plot_names_every_candidate_at_every_work(tmp_path: Path) -> None:
+    """Each row carries its name and its median, so that no colour has to be told from another."""
+    paths = write_plots(EVERYTHING, tmp_path, "run")
+
+    [path] = [path for path in paths if path.name == "run-inprocess-time-with-weights.svg"]
+    root = ElementTree.parse(path).getroot()  # noqa: S314 (written above)
+    shown = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    for row, ratio in (("[4, 512] headwise", "1.00"), ("[4, 512] torch", "1.50")):
+        assert shown[shown.index(row) + 1] == ratio
 
 
 def test_the_same_samples_make_the_same_plots(tmp_path: Path) -> None:
@@ -481,12 +490,24 @@ def test_a_plot_draws_the_fit_over_its_own_range() -> None:
     works = [Work(shape=(1, 2**i), heads=12, width=768) for i in range(9)]
     samples = _growth("growth: length", works, lambda s: max(1.0, s / 8), "time", "ms")
 
-    [figure] = plots(_results(samples)).values()
+    drawn = growth_lines(samples)
 
-    fits = [item for item in figure.axes[0].get_lines() if str(item.get_label()).startswith("S^")]
-    [law] = [item for item in fits if str(item.get_label()).startswith("S^1.00 over 6 points")]
-    assert list(law.get_xdata()) == [8, 256]  # type: ignore[arg-type]
-    assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
+    [law] = [each for label, each in drawn.items() if label.startswith("S^1.00 over 6 points")]
+    assert [x for x, _ in law.points] == [8, 256]
+
+
+def test_growth_plot_shows_every_measured_point_with_its_range() -> None:
+    """Median, least and most of the rounds at each place."""
+    samples = _growth("growth: artifacts", COUNTS, lambda count: 100.0 * count, "resident", "MB")
+
+    measured, straight = growth_lines(samples).values()
+
+    assert measured.points == [(count, 100.0 * count) for count in (1, 2, 4, 8, 16)]
+    assert [x for x, *_ in measured.ranges] == [1, 2, 4, 8, 16]
+    for x, least, most in measured.ranges:
+        assert (least, most) == pytest.approx((90 * x, 110 * x))
+    assert straight.points[0] == pytest.approx((1, 100))
+    assert straight.points[-1] == pytest.approx((16, 1600))
 
 
 def test_report_prints_markdown_and_writes_plots(tmp_path: Path) -> None:
@@ -504,8 +525,8 @@ def test_report_prints_markdown_and_writes_plots(tmp_path: Path) -> None:
     )
 
     assert ended.stdout == 2 * (markdown(EVERYTHING) + "\n")
-    assert len(list((tmp_path / "plots").glob("one-*.svg"))) == 5
-    assert len(list((tmp_path / "plots").glob("two-*.svg"))) == 5
+    assert len(list((tmp_path / "plots").glob("one-*.svg"))) == 7
+    assert len(list((tmp_path / "plots").glob("two-*.svg"))) == 7
 
 
 def test_report_says_what_is_wrong_with_a_file(tmp_path: Path) -> None:
