@@ -204,3 +204,19 @@ def test_changelog_has_the_current_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
 
     assert re.search(rf"^## {re.escape(__version__)} ", changelog, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        *ROOT.glob("*.md"),
+        *(p for d in ("bench", "deploy", "docs") for p in (ROOT / d).glob("*.md")),
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_every_link_between_pages_leads_to_a_file(page: Path) -> None:
+    """A page that moves takes its links with it."""
+    links = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text())
+
+    local = [link for link in links if "://" not in link]
+    assert [link for link in local if not (page.parent / link).exists()] == []
