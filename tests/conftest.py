@@ -6,9 +6,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.layers import Layers
 from tests.support.server import Server
+
+# A time limit for each example would make a busy machine fail a test.
+settings.register_profile("headwise", deadline=None)
+settings.load_profile("headwise")
 
 HAS_TORCH = find_spec("torch") is not None
 
