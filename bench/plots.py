@@ -44,8 +44,8 @@ def plots(results: Results) -> dict[str, Markup]:
             made[name] = _growth_plot(name, samples)
             continue
         for (wire, weights), panel in _panels(samples).items():
-            told = [wire, None if weights is None else f"with{'' if weights else 'out'} weights"]
-            words = [part for part in told if part]
+            named = [wire, None if weights is None else f"with{'' if weights else 'out'} weights"]
+            words = [part for part in named if part]
             key = _slug(name, *words)
             made[key] = _comparison_plot(key, panel, ", ".join(words))
     return made
@@ -145,17 +145,17 @@ def _held(samples: Sequence[Sample]) -> str:
     """Return what all samples have in common; "" for nothing."""
     works = {sample.work for sample in samples}
     shapes = [work.shape for work in works if work.shape is not None]
-    told = []
+    shared = []
     for name, found in (
         ("B", {shape[0] for shape in shapes}),
         ("S", {shape[1] for shape in shapes}),
         ("H", {work.heads for work in works} - {None}),
         ("E", {work.width for work in works} - {None}),
     ):
-        told += [f"{name} = {value}" for value in found if len(found) == 1]
+        shared += [f"{name} = {value}" for value in found if len(found) == 1]
     if {work.weights for work in works} == {True}:
-        told.append("with weights")
-    return ", ".join(told)
+        shared.append("with weights")
+    return ", ".join(shared)
 
 
 def _panels(samples: Sequence[Sample]) -> dict[tuple[str | None, bool | None], list[Sample]]:
