@@ -27,10 +27,10 @@ from loadtest.drive import closed_load, open_load
 from loadtest.endpoint import Endpoint, request_bytes
 from loadtest.plan import Plan
 from loadtest.records import FAILURES, GOOD, Records
+from service.batches import Group, RunLimits, joined_inputs, pieces_of
 from service.calls import Call, Inputs
 from service.contract import LayerConfig
 from service.engine import OnnxEngine
-from service.joining import Group, RunLimits, joined_inputs, pieces_of
 from service.settings import Settings
 
 REPOSITORY = ROOT / "artifacts"

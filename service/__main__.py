@@ -14,11 +14,11 @@ import uvicorn
 from service import __version__
 from service.app import create_app
 from service.batcher import Batcher, QueueLimits
+from service.batches import RunLimits
 from service.cpu import CpuBudget, cpu_budget
 from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
 from service.heap import keep_blocks
-from service.joining import RunLimits
 from service.keys import Keys
 from service.life import Life
 from service.logs import configure, event

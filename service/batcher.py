@@ -24,10 +24,7 @@ from typing import Final, Literal, Protocol
 
 import numpy as np
 
-from service.calls import Answer, Call, Floats, Outputs, Run, Stages
-from service.engine import Engine, Stop
-from service.errors import DeadlineExceeded, Draining, QueueFull
-from service.joining import (
+from service.batches import (
     RUN_TOKENS,
     Group,
     Piece,
@@ -36,6 +33,9 @@ from service.joining import (
     outputs_of,
     pieces_of,
 )
+from service.calls import Answer, Call, Floats, Outputs, Run, Stages
+from service.engine import Engine, Stop
+from service.errors import DeadlineExceeded, Draining, QueueFull
 
 MAX_RUNS_PASSED = 32
 """After so many runs without it, a piece goes before every priority."""

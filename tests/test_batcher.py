@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from service.batcher import MAX_RUNS_PASSED, MIN_SHARE, Batcher, QueueLimits
+from service.batches import RunLimits
 from service.calls import Answer, Call, Inputs, Outputs, Run
 from service.contract import LayerConfig
 from service.engine import Engine, Provider, Stop
 from service.errors import DeadlineExceeded, Draining, InferenceFailed, QueueFull
-from service.joining import RunLimits
 
 
 class HeldEngine:

@@ -19,10 +19,10 @@ import orjson
 import pytest
 
 from service.batcher import Batcher, Entry, QueueLimits
+from service.batches import RunLimits
 from service.calls import Answer, Call
 from service.engine import Engine
 from service.express import Express, Headers, Ride
-from service.joining import RunLimits
 from service.journal import Journal
 from service.keys import Keys
 from service.life import Life

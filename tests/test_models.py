@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from service.batcher import Batcher, QueueLimits
+from service.batches import RunLimits
 from service.calls import Floats, Inputs, Outputs
 from service.contract import LayerConfig
 from service.engine import Engine, Provider, Stop
@@ -19,7 +20,6 @@ from service.errors import (
     ProviderUnavailable,
     UnknownModel,
 )
-from service.joining import RunLimits
 from service.metrics import Metrics
 from service.models import Model, Models, loader
 from tests.support.layers import Layers

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.batcher import Batcher, QueueLimits
+from service.batches import RunLimits
 from service.calls import Call, Inputs, Run, Stages
 from service.errors import InferenceFailed
-from service.joining import RunLimits
 from service.statistics import ModelStatistics, Statistics
 from tests.test_batcher import HeldEngine, Seen
 

@@ -26,7 +26,7 @@ ROWS = [
         "tally",
         "parity",
     },
-    {"engine", "joining", "metrics", "statistics", "keys", "tls"},
+    {"engine", "batches", "metrics", "statistics", "keys", "tls"},
     {"batcher"},
     {
         "journal",

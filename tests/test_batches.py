@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from service.batches import Group, RunLimits, joined_inputs, outputs_of, pieces_of
 from service.calls import Call, Inputs, Outputs
 from service.engine import OnnxEngine
-from service.joining import Group, RunLimits, joined_inputs, outputs_of, pieces_of
 from tests.support.layers import CONFIGS, Layers
 
 TOLERANCE = 1e-5
