@@ -23,14 +23,14 @@ class Direct(batcher.Batcher):
         deliver: batcher.Deliver,
         *,
         on_run: Callable[[Run], None] | None = None,
-    ) -> batcher.Entry:
+    ) -> batcher.QueuedCall:
         """Run the call at once, and deliver the engine's own answer in the loop's next turn."""
         started = time.monotonic()
         outputs = self._engine.run(call.inputs, weights=call.weights)
         stages = Stages(0, 0, time.monotonic() - started)
         answer = Answer(outputs.output, outputs.attention_weights, None, None, stages)
         asyncio.get_running_loop().call_soon(deliver, answer)
-        return batcher.Entry(call, deliver, 0, started, started, 0, on_run, is_over=True)
+        return batcher.QueuedCall(call, deliver, 0, started, started, 0, on_run, is_over=True)
 
 
 if __name__ == "__main__":

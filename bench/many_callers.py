@@ -27,7 +27,12 @@ from loadtest.drive import closed_load, open_load
 from loadtest.endpoint import Endpoint, request_bytes
 from loadtest.plan import Plan
 from loadtest.records import FAILURES, GOOD, Records
-from service.batches import Group, RunLimits, joined_inputs, pieces_of
+from service.batches import (
+    Batch,
+    BatchLimits,
+    slices_of,
+    stacked_inputs,
+)
 from service.calls import Call, Inputs
 from service.contract import LayerConfig
 from service.engine import OnnxEngine
@@ -70,7 +75,7 @@ def mixed() -> None:
     for name, results in seen.items():
         p50, p99 = (statistics.median(percentile_ms(r, q) for r in results) for q in (50, 99))
         print(f"{name}: {rates[name]:.0f} calls/s, p50 {p50:.1f} ms, p99 {p99:.1f} ms")
-    print(f"engine alone, the same mix joined by hand: {engine:.0f} calls/s")
+    print(f"engine alone, the same mix batched by hand: {engine:.0f} calls/s")
     print(f"headwise / plain: {rates['headwise'] / rates['plain']:.2f} (wanted >= 4)")
     print(f"headwise / bound of {bound:.0f}: {rates['headwise'] / bound:.2f} (wanted >= 0.9)")
 
@@ -204,21 +209,21 @@ def infer_request(rows: int, length: int, *, model: str = "mha") -> bytes:
 
 
 def _engine_rate(lengths: list[int]) -> float:
-    """Return calls a second of the engine alone, the mix sorted and joined by hand."""
+    """Return calls a second of the engine alone, the mix sorted and batched by hand."""
     engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2)
     settings = Settings()
-    limits = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.padding)
-    groups: list[Group] = []
+    limits = BatchLimits(settings.max_run_tokens, settings.max_run_cells, settings.padding)
+    batches: list[Batch] = []
     for length in sorted(lengths):
         call = Call(Inputs(np.ones((1, length, WIDTH), np.float32)))
-        [piece] = pieces_of(call, limits)
-        if not groups or not groups[-1].takes(piece, limits):
-            groups.append(Group.of(piece))
-    batches = [joined_inputs(group) for group in groups]
+        [slice_] = slices_of(call, limits)
+        if not batches or not batches[-1].try_add(slice_, limits):
+            batches.append(Batch.of(slice_))
+    stacked = [stacked_inputs(batch) for batch in batches]
     started, runs = time.perf_counter(), 0
     while time.perf_counter() - started < SECONDS:
-        for batch in batches:
-            engine.run(batch, weights=False)
+        for inputs in stacked:
+            engine.run(inputs, weights=False)
         runs += 1
     return runs * len(lengths) / (time.perf_counter() - started)
 

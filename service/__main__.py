@@ -14,7 +14,7 @@ import uvicorn
 from service import __version__
 from service.app import create_app
 from service.batcher import Batcher, QueueLimits
-from service.batches import RunLimits
+from service.batches import BatchLimits
 from service.cpu import CpuBudget, cpu_budget
 from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
@@ -150,7 +150,7 @@ class _Server(uvicorn.Server):
 def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:
     """Return the models that will be served; none is loaded yet."""
     queue = QueueLimits(settings.max_queue_calls, settings.max_queue_tokens, settings.timeout_s)
-    run = RunLimits(settings.max_run_tokens, settings.max_run_cells, settings.padding)
+    run = BatchLimits(settings.max_run_tokens, settings.max_run_cells, settings.padding)
 
     def batcher_of(name: str, engine: Engine) -> Batcher:
         return Batcher(engine, queue, run, metrics.of_model(name))

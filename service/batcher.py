@@ -25,20 +25,20 @@ from typing import Final, Literal, Protocol
 import numpy as np
 
 from service.batches import (
-    RUN_TOKENS,
-    Group,
-    Piece,
-    RunLimits,
-    joined_inputs,
+    RUN_OVERHEAD_TOKENS,
+    Batch,
+    BatchLimits,
+    Slice,
     outputs_of,
-    pieces_of,
+    slices_of,
+    stacked_inputs,
 )
 from service.calls import Answer, Call, Floats, Outputs, Run, Stages
 from service.engine import Engine, Stop
 from service.errors import DeadlineExceeded, Draining, QueueFull
 
 MAX_RUNS_PASSED = 32
-"""After so many runs without it, a piece goes before every priority."""
+"""After so many runs without it, a slice goes before every priority."""
 
 INLINE_S = 0.01
 """What is expected to take less, when nothing else is to be done, is run on the event loop."""
@@ -56,10 +56,10 @@ _NICE = 5
 """How far the engine's threads stand behind the event loop: see nice(2)."""
 
 _SCANNED = 128
-"""Waiting pieces that are looked at for one run; more would cost more than they save."""
+"""Waiting slices that are looked at for one run; more would cost more than they save."""
 
 _MAKING: Final = threading.Lock()
-"""Held while the memory of an answer in pieces is made: two lanes may have pieces of one call."""
+"""Held while the memory of an answer in slices is made: two lanes may have slices of one call."""
 
 Drop = Literal["queued", "running"]
 
@@ -77,15 +77,15 @@ class QueueLimits:
 class Observer(Protocol):
     """Is told what happens in the queue, on the event loop."""
 
-    def queue(self, calls: int, tokens: int) -> None:
+    def on_queue_change(self, calls: int, tokens: int) -> None:
         """So many calls and tokens wait now."""
         ...
 
-    def run(self, run: Run) -> None:
+    def on_run(self, run: Run) -> None:
         """The engine has run."""
         ...
 
-    def dropped(self, where: Drop) -> None:
+    def on_drop(self, where: Drop) -> None:
         """A call's caller left, or its time limit passed, while it was there."""
         ...
 
@@ -95,7 +95,7 @@ Deliver = Callable[[Answer | Exception], None]
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class QueuedCall:
     """A call that was let in and is not answered yet; the batcher's own but for `leave`."""
 
     call: Call
@@ -104,7 +104,7 @@ class Entry:
     queued_at: float
     deadline: float
     """When it must be in the engine, as `queued_at` on the monotonic clock."""
-    pieces_left: int
+    slices_left: int
     on_run: Callable[[Run], None] | None
     is_over: bool = False
     """Nobody waits for the answer any more."""
@@ -116,9 +116,9 @@ class Entry:
     splitting_s: float = 0.0
 
     def answer(self) -> Answer:
-        """Return the answer, once every piece is in it."""
+        """Return the answer, once every slice is in it."""
         if self.output is None:
-            raise ValueError("no piece of the answer is there")
+            raise ValueError("no slice_ of the answer is there")
         return Answer(
             self.output,
             self.weights,
@@ -135,12 +135,12 @@ class Entry:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """A waiting piece."""
+    """A waiting slice."""
 
     rank: tuple[int, int, int]
     """Priority, place in its call, arrival: the least goes first."""
-    piece: Piece
-    entry: Entry
+    slice_: Slice
+    queued: QueuedCall
     runs_before: int
     """How many runs the engine had made when this came."""
 
@@ -159,7 +159,7 @@ class Batcher:
         self,
         engine: Engine,
         queue: QueueLimits,
-        run: RunLimits,
+        run: BatchLimits,
         observer: Observer,
         *,
         inline_s: float = INLINE_S,
@@ -180,10 +180,10 @@ class Batcher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_beginning = False
-        self._entries: set[Entry] = set()
+        self._queued: set[QueuedCall] = set()
         self._rings_at = math.inf
         self._alarm: asyncio.TimerHandle | None = None
-        """Rings at the earliest deadline of all entries, or before it."""
+        """Rings at the earliest deadline of all queued_calls, or before it."""
         self._lock = threading.Lock()
         """Held for whatever the loop and the threads share: all below."""
         self._waiting: list[_Ticket] = []
@@ -214,15 +214,15 @@ class Batcher:
             else:
                 future.set_result(outcome)
 
-        entry = self.enter(call, deliver, on_run=on_run)
+        queued = self.enter(call, deliver, on_run=on_run)
         try:
             return await future
         finally:
-            self.leave(entry)
+            self.leave(queued)
 
     def enter(
         self, call: Call, deliver: Deliver, *, on_run: Callable[[Run], None] | None = None
-    ) -> Entry:
+    ) -> QueuedCall:
         """
         Let a call in; what becomes of it is delivered later, once, unless it leaves before.
 
@@ -234,34 +234,34 @@ class Batcher:
             QueueFull: as much waits as may wait.
             Draining: after `close`.
         """
-        pieces = pieces_of(call, self._run_limits)
-        tokens = sum([piece.tokens for piece in pieces])
+        slices = slices_of(call, self._run_limits)
+        tokens = sum([slice_.tokens for slice_ in slices])
         self.check_room(tokens)
         loop = asyncio.get_running_loop()
         timeout_s = self._queue_limits.timeout_s if call.timeout_s is None else call.timeout_s
         now = time.monotonic()
-        entry = Entry(call, deliver, tokens, now, now + timeout_s, len(pieces), on_run)
-        self._entries.add(entry)
+        queued = QueuedCall(call, deliver, tokens, now, now + timeout_s, len(slices), on_run)
+        self._queued.add(queued)
         self._count(1, tokens)
-        self._ring_by(entry.deadline, loop)
-        self._enqueue(entry, pieces, loop)
-        return entry
+        self._ring_by(queued.deadline, loop)
+        self._enqueue(queued, slices, loop)
+        return queued
 
-    def leave(self, entry: Entry) -> None:
+    def leave(self, queued: QueuedCall) -> None:
         """
         Forget a call that nobody waits for; nothing happens when it is over already.
 
         A run of the engine is ended when nobody waits for any of it.
         """
-        if entry.is_over:
+        if queued.is_over:
             return
-        self._finish(entry)
+        self._finish(queued)
         with self._lock:
-            concerned = [taken for taken in self._running if taken.holds(entry)]
+            concerned = [taken for taken in self._running if taken.holds(queued)]
         for taken in concerned:
             if taken.is_left:
                 taken.stop.set()
-        self._observer.dropped("running" if concerned else "queued")
+        self._observer.on_drop("running" if concerned else "queued")
 
     def check_room(self, tokens: int = 0) -> None:
         """
@@ -296,26 +296,28 @@ class Batcher:
     def _count(self, calls: int, tokens: int) -> None:
         self._calls += calls
         self._tokens += tokens
-        self._observer.queue(self._calls, self._tokens)
+        self._observer.on_queue_change(self._calls, self._tokens)
 
-    def _enqueue(self, entry: Entry, pieces: list[Piece], loop: asyncio.AbstractEventLoop) -> None:
+    def _enqueue(
+        self, queued: QueuedCall, slices: list[Slice], loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._arrived += 1
         with self._lock:
-            for i, piece in enumerate(pieces):
-                # A call's later pieces stand behind the first ones of calls that came after it.
-                rank = (entry.call.priority or 2**32, i, self._arrived)
-                insort(self._waiting, _Ticket(rank, piece, entry, self._runs), key=_RANK)
+            for i, slice_ in enumerate(slices):
+                # A call's later slices stand behind the first ones of calls that came after it.
+                rank = (queued.call.priority or 2**32, i, self._arrived)
+                insort(self._waiting, _Ticket(rank, slice_, queued, self._runs), key=_RANK)
         self._idle.clear()
         if self._free_lanes and not self._is_beginning:
             # Not at once: what else the loop has already received shall be in the same run.
             self._is_beginning = True
             loop.call_soon(self._begin, loop, self._arrived, 0)
 
-    def _finish(self, entry: Entry) -> None:
+    def _finish(self, queued: QueuedCall) -> None:
         """Take a call off the books."""
-        entry.is_over = True
-        self._entries.discard(entry)
-        self._count(-1, -entry.tokens)
+        queued.is_over = True
+        self._queued.discard(queued)
+        self._count(-1, -queued.tokens)
 
     def _ring_by(self, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
         """See to it that somebody looks when the deadline has passed: one alarm serves all."""
@@ -331,12 +333,12 @@ class Batcher:
         """Tell every call whose deadline has passed, and set the alarm for the next one."""
         self._alarm = None
         now = time.monotonic()
-        for entry in [entry for entry in self._entries if entry.deadline <= now]:
-            self.leave(entry)
-            limit_s = entry.deadline - entry.queued_at
-            entry.deliver(DeadlineExceeded(f"the call's limit of {limit_s:g} s passed"))
-        if self._entries:
-            self._ring_by(min(entry.deadline for entry in self._entries), loop)
+        for queued in [queued for queued in self._queued if queued.deadline <= now]:
+            self.leave(queued)
+            limit_s = queued.deadline - queued.queued_at
+            queued.deliver(DeadlineExceeded(f"the call's limit of {limit_s:g} s passed"))
+        if self._queued:
+            self._ring_by(min(queued.deadline for queued in self._queued), loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, seen: int, turns: int) -> None:
         """
@@ -350,7 +352,7 @@ class Batcher:
         self._is_beginning = False
         taken = self._take()
         while taken is not None:
-            if taken.is_alone and self._pace.seconds(taken.group) <= self._inline_s:
+            if taken.is_alone and self._pace.seconds(taken.batch) <= self._inline_s:
                 self._deliver(taken, _outcome(self._engine, taken))
                 taken = self._take(after=taken)
             else:
@@ -359,7 +361,7 @@ class Batcher:
         self._rest()
 
     def _work(self, loop: asyncio.AbstractEventLoop, taken: "_Taken | None") -> None:
-        """Run one group after the other until nothing waits; in a lane's thread."""
+        """Run one batch after the other until nothing waits; in a lane's thread."""
         while taken is not None:
             outcome = _outcome(self._engine, taken)
             loop.call_soon_threadsafe(self._deliver, taken, outcome)
@@ -374,7 +376,7 @@ class Batcher:
 
     def _take(self, *, after: "_Taken | None" = None) -> "_Taken | None":
         """
-        Take the most urgent piece out of the queue, and every other that fits beside it.
+        Take the most urgent slice out of the queue, and every other that fits beside it.
 
         A lane that comes back with what it has run keeps its place or gives it up;
         without, one must be free.
@@ -388,38 +390,38 @@ class Batcher:
             self._waiting = [
                 ticket
                 for ticket in self._waiting
-                if not ticket.entry.is_over and now < ticket.entry.deadline
+                if not ticket.queued.is_over and now < ticket.queued.deadline
             ]
             if not self._waiting or not self._free_lanes:
                 return None
-            tickets, group = self._next()
+            tickets, batch = self._next()
             is_alone = not self._waiting and not self._running
-            taken = _Taken(tickets, group, is_alone, Stop())
+            taken = _Taken(tickets, batch, is_alone, Stop())
             self._running.append(taken)
             self._free_lanes -= 1
             self._runs += 1
             return taken
 
-    def _next(self) -> tuple[list[_Ticket], Group]:
+    def _next(self) -> tuple[list[_Ticket], Batch]:
         """Take the tickets of the next run from those that wait, at least one of which does."""
         waiting = self._waiting
         if len(waiting) == 1:
             self._waiting = []
-            return waiting, Group.of(waiting[0].piece)
+            return waiting, Batch.of(waiting[0].slice_)
         oldest = min(waiting, key=lambda ticket: ticket.rank[2])
         overdue = self._runs - oldest.runs_before >= MAX_RUNS_PASSED
         first = oldest if overdue else waiting[0]
-        tickets, group = _joined(first, waiting, self._share())
+        tickets, batch = _joined(first, waiting, self._share())
         chosen = set(map(id, tickets))
         self._waiting = [ticket for ticket in waiting if id(ticket) not in chosen]
-        return tickets, group
+        return tickets, batch
 
-    def _share(self) -> RunLimits:
+    def _share(self) -> BatchLimits:
         """Return the limits of one run that leaves the other lanes something to do."""
         limits = self._run_limits
         if self._engine.lanes == 1:
             return limits
-        tokens = sum(ticket.piece.tokens for ticket in self._waiting) // 2  # queries and keys
+        tokens = sum(ticket.slice_.tokens for ticket in self._waiting) // 2  # queries and keys
         share = max(MIN_SHARE, tokens // self._engine.lanes)
         return replace(limits, max_tokens=min(limits.max_tokens, share))
 
@@ -427,26 +429,26 @@ class Batcher:
         """Answer every call that the run has made whole."""
         if isinstance(outcome, Exception):
             for ticket in taken.tickets:
-                if not ticket.entry.is_over:
-                    self._finish(ticket.entry)
-                    ticket.entry.deliver(outcome)
+                if not ticket.queued.is_over:
+                    self._finish(ticket.queued)
+                    ticket.queued.deliver(outcome)
             return
-        self._observer.run(outcome)
-        told = {ticket.entry.on_run for ticket in taken.tickets}
+        self._observer.on_run(outcome)
+        told = {ticket.queued.on_run for ticket in taken.tickets}
         for tell in told:
             if tell is not None:
                 tell(outcome)
-        self._pace.note(taken.group, outcome.assembly_s + outcome.compute_s)
+        self._pace.note(taken.batch, outcome.assembly_s + outcome.compute_s)
         for ticket in taken.tickets:
-            entry = ticket.entry
-            entry.started_at = entry.started_at or outcome.started_at
-            entry.assembly_s += outcome.assembly_s
-            entry.compute_s += outcome.compute_s
-            entry.splitting_s += outcome.splitting_s
-            entry.pieces_left -= 1
-            if entry.pieces_left == 0 and not entry.is_over:
-                self._finish(entry)
-                entry.deliver(entry.answer())
+            queued = ticket.queued
+            queued.started_at = queued.started_at or outcome.started_at
+            queued.assembly_s += outcome.assembly_s
+            queued.compute_s += outcome.compute_s
+            queued.splitting_s += outcome.splitting_s
+            queued.slices_left -= 1
+            if queued.slices_left == 0 and not queued.is_over:
+                self._finish(queued)
+                queued.deliver(queued.answer())
 
 
 @dataclass(eq=False, slots=True)
@@ -454,7 +456,7 @@ class _Taken:
     """What goes through the engine together."""
 
     tickets: list[_Ticket]
-    group: Group
+    batch: Batch
     is_alone: bool
     """Nothing else waited or ran when it was taken."""
     stop: Stop
@@ -463,11 +465,11 @@ class _Taken:
     @property
     def is_left(self) -> bool:
         """True when nobody waits for any of it any more."""
-        return all(ticket.entry.is_over for ticket in self.tickets)
+        return all(ticket.queued.is_over for ticket in self.tickets)
 
-    def holds(self, entry: Entry) -> bool:
-        """Say whether a piece of that call is in it."""
-        return any(ticket.entry is entry for ticket in self.tickets)
+    def holds(self, queued: QueuedCall) -> bool:
+        """Say whether a slice of that call is in it."""
+        return any(ticket.queued is queued for ticket in self.tickets)
 
 
 @dataclass
@@ -477,16 +479,16 @@ class _Pace:
     tokens_per_s: float = 0.0
     cost_per_s: float = 0.0
 
-    def note(self, group: Group, seconds: float) -> None:
+    def note(self, batch: Batch, seconds: float) -> None:
         """Take a run into account."""
         share = 0.2 if self.tokens_per_s else 1.0
         seconds = max(seconds, 1e-9)
-        self.tokens_per_s += share * (group.tokens / seconds - self.tokens_per_s)
-        self.cost_per_s += share * (group.cost / seconds - self.cost_per_s)
+        self.tokens_per_s += share * (batch.tokens / seconds - self.tokens_per_s)
+        self.cost_per_s += share * (batch.cost / seconds - self.cost_per_s)
 
-    def seconds(self, group: Group) -> float:
+    def seconds(self, batch: Batch) -> float:
         """Return how long a run will take; infinity before the first one."""
-        return group.cost / self.cost_per_s if self.cost_per_s else math.inf
+        return batch.cost / self.cost_per_s if self.cost_per_s else math.inf
 
     def whole_seconds(self, tokens: int) -> int:
         """Return how long a queue will take, from 1 to 60 s."""
@@ -501,75 +503,75 @@ def _let_the_loop_pass() -> None:
 
 
 def _joined(
-    first: _Ticket, waiting: list[_Ticket], limits: RunLimits
-) -> tuple[list[_Ticket], Group]:
+    first: _Ticket, waiting: list[_Ticket], limits: BatchLimits
+) -> tuple[list[_Ticket], Batch]:
     """
-    Return a piece with every other that is better run beside it than later, nearest first.
+    Return a slice with every other that is better run beside it than later, nearest first.
 
     What goes before others that came earlier makes each of them wait as long as it takes
     itself.  That must not be more than what all that wait save: one start of a run.
     """
-    length, keys = first.piece.length, first.piece.key_length
+    length, keys = first.slice_.length, first.slice_.key_length
     nearest = sorted(
         (
             ticket.rank[0],
-            abs(ticket.piece.length - length) + abs(ticket.piece.key_length - keys),
+            abs(ticket.slice_.length - length) + abs(ticket.slice_.key_length - keys),
             place,
         )
         for place, ticket in enumerate(itertools.islice(waiting, _SCANNED))
     )
-    tickets, group = [first], Group.of(first.piece)
+    tickets, batch = [first], Batch.of(first.slice_)
     places = [waiting.index(first)]
-    saved = RUN_TOKENS * len(waiting)
+    saved = RUN_OVERHEAD_TOKENS * len(waiting)
     full_at: int | None = None
     for priority, _, place in nearest:
         ticket = waiting[place]
         passed = place - bisect_left(places, place)
-        if ticket is first or priority == full_at or passed * ticket.piece.tokens > saved:
+        if ticket is first or priority == full_at or passed * ticket.slice_.tokens > saved:
             continue
-        if group.takes(ticket.piece, limits):
+        if batch.try_add(ticket.slice_, limits):
             tickets.append(ticket)
             insort(places, place)
-        elif ticket.piece.kind == first.piece.kind:
+        elif ticket.slice_.kind == first.slice_.kind:
             full_at = priority  # what is farther will fit still less
-    return tickets, group
+    return tickets, batch
 
 
 def _outcome(engine: Engine, taken: _Taken) -> Run | Exception:
-    """Return how the run went; each piece's outputs are in its call's answer then."""
+    """Return how the run went; each slice's outputs are in its call's answer then."""
     try:
         return _run(engine, taken)
-    except Exception as failure:  # whatever it is, the next group must run
+    except Exception as failure:  # whatever it is, the next batch must run
         return failure
 
 
 def _run(engine: Engine, taken: _Taken) -> Run:
     """
-    Run the group, and put each piece's outputs into its call's answer.
+    Run the batch, and put each slice's outputs into its call's answer.
 
     Raises:
         InferenceFailed: see `Engine.run`.
     """
-    tickets, group = taken.tickets, taken.group
+    tickets, batch = taken.tickets, taken.batch
     started = time.monotonic()
-    inputs = joined_inputs(group)
+    inputs = stacked_inputs(batch)
     assembled = time.monotonic()
     outputs = engine.run(
         inputs,
-        weights=group.pieces[0].call.weights,
+        weights=batch.slices[0].call.weights,
         stop=taken.stop,
         beside=not taken.is_alone,
     )
     computed = time.monotonic()
-    for ticket, part in zip(tickets, outputs_of(group, outputs), strict=True):
-        if not ticket.entry.is_over:
-            _put(ticket.entry, ticket.piece, part, is_alone=len(tickets) == 1)
+    for ticket, part in zip(tickets, outputs_of(batch, outputs), strict=True):
+        if not ticket.queued.is_over:
+            _put(ticket.queued, ticket.slice_, part, is_alone=len(tickets) == 1)
     splitting_s = time.monotonic() - computed
     return Run(
-        calls=len({id(ticket.entry) for ticket in tickets}),
-        rows=group.rows,
-        tokens=group.tokens,
-        padded_tokens=group.padded_tokens,
+        calls=len({id(ticket.queued) for ticket in tickets}),
+        rows=batch.rows,
+        tokens=batch.tokens,
+        padded_tokens=batch.padded_tokens,
         started_at=started,
         assembly_s=assembled - started + splitting_s,
         compute_s=computed - assembled,
@@ -577,23 +579,23 @@ def _run(engine: Engine, taken: _Taken) -> Run:
     )
 
 
-def _put(entry: Entry, piece: Piece, outputs: Outputs, *, is_alone: bool) -> None:
-    """Put one piece's outputs into its call's answer, keeping no other call's memory alive."""
+def _put(queued: QueuedCall, slice_: Slice, outputs: Outputs, *, is_alone: bool) -> None:
+    """Put one slice's outputs into its call's answer, keeping no other call's memory alive."""
     weights = outputs.attention_weights
-    if weights is not None and entry.call.heads is not None:
-        weights = weights[:, entry.call.heads]
-    if piece.is_whole:
-        entry.output = outputs.output if is_alone else outputs.output.copy()
-        entry.weights = weights if is_alone or weights is None else weights.copy()
+    if weights is not None and queued.call.heads is not None:
+        weights = weights[:, queued.call.heads]
+    if slice_.is_whole:
+        queued.output = outputs.output if is_alone else outputs.output.copy()
+        queued.weights = weights if is_alone or weights is None else weights.copy()
         return
-    inputs = piece.call.inputs
+    inputs = slice_.call.inputs
     with _MAKING:
-        if entry.output is None:
-            entry.output = np.zeros(inputs.embeddings.shape, np.float32)
-        if weights is not None and entry.weights is None:
+        if queued.output is None:
+            queued.output = np.zeros(inputs.embeddings.shape, np.float32)
+        if weights is not None and queued.weights is None:
             rows, length = inputs.embeddings.shape[:2]
             shape = (rows, weights.shape[1], length, inputs.key_length)
-            entry.weights = np.zeros(shape, np.float32)
-    entry.output[piece.rows, : piece.length] = outputs.output
-    if weights is not None and entry.weights is not None:
-        entry.weights[piece.rows, :, : piece.length, : piece.key_length] = weights
+            queued.weights = np.zeros(shape, np.float32)
+    queued.output[slice_.rows, : slice_.length] = outputs.output
+    if weights is not None and queued.weights is not None:
+        queued.weights[slice_.rows, :, : slice_.length, : slice_.key_length] = weights

@@ -1,9 +1,9 @@
 """
-Which calls share a run, and how their tensors are put together and taken apart.
+Slices of calls, the batches they form, and how their tensors are stacked and split again.
 
-Pure functions over numpy; time, threads and queues are the batcher's.  A run
-costs its padded tokens and its attention cells (rows x queries x keys), not
-its number of calls.
+Pure functions over numpy: the order of the queue belongs to `schedule`, threads to
+`batcher`.  The cost of a run is its padded tokens and its attention cells
+(rows x queries x keys), not its number of calls.
 """
 
 from collections.abc import Iterator
@@ -14,30 +14,30 @@ import numpy.typing as npt
 
 from service.calls import Bools, Call, Floats, Inputs, Outputs
 
-RUN_TOKENS = 8
+RUN_OVERHEAD_TOKENS = 8
 """
-What starting a run is worth, in queries and keys: about 0.2 ms where a token takes 0.05 ms
-(bench/NOTES.md, "joining").
+The fixed cost of a run, in queries and keys: about 0.2 ms where a token takes 0.05 ms
+(bench/NOTES.md, "Batching").
 """
 
 Rows = slice | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class RunLimits:
-    """What one run may cost; a single row may exceed it, since rows are never split."""
+class BatchLimits:
+    """Bounds on one batch; a single row may exceed them, since rows are never split."""
 
     max_tokens: int
     """Padded tokens: rows x the longer of queries and keys."""
     max_cells: int
     """Attention cells: rows x queries x keys, times the heads only in memory."""
     max_waste: float
-    """The share of padding among the padded tokens of queries and keys, from 0 to below 1."""
+    """Largest share of padding among the padded queries and keys, from 0 to below 1."""
 
 
 @dataclass(eq=False, slots=True)
-class Piece:
-    """Rows of one call that go through the engine together."""
+class Slice:
+    """Rows of one call that go through the engine in one run."""
 
     call: Call
     rows: Rows
@@ -49,29 +49,29 @@ class Piece:
     tokens: int
     """True queries and keys of all rows."""
     is_whole: bool
-    """True when the piece is its call as it stands, with nothing to hide."""
+    """True when the slice is the entire call and none of it is padding."""
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """What must be equal among the pieces of one run: a difference would cost the others."""
+        """Equal for all slices of a batch: one that differs would make the others slower."""
         pair_mask = self.call.inputs.pair_mask
         return self.call.weights, pair_mask is not None and pair_mask.shape[1] > 1
 
 
 @dataclass(eq=False, slots=True)
-class Group:
-    """Pieces that share one run, padded to the longest."""
+class Batch:
+    """Slices that share one run, padded to the longest of them."""
 
-    pieces: list[Piece]
+    slices: list[Slice]
     rows: int
     length: int
     key_length: int
     tokens: int
 
     @classmethod
-    def of(cls, piece: Piece) -> "Group":
-        """Return a run of one piece."""
-        return cls([piece], piece.count, piece.length, piece.key_length, piece.tokens)
+    def of(cls, slice_: Slice) -> "Batch":
+        """Return a batch of one slice."""
+        return cls([slice_], slice_.count, slice_.length, slice_.key_length, slice_.tokens)
 
     @property
     def padded_tokens(self) -> int:
@@ -80,25 +80,25 @@ class Group:
 
     @property
     def cost(self) -> int:
-        """What the run takes, in tokens: its own and those that starting it is worth."""
-        return RUN_TOKENS + self.padded_tokens
+        """The cost of the run in tokens: the padded ones plus the fixed cost."""
+        return RUN_OVERHEAD_TOKENS + self.padded_tokens
 
-    def takes(self, piece: Piece, limits: RunLimits) -> bool:
-        """Take one more piece in if it is of the same kind and fits; say whether."""
-        rows = self.rows + piece.count
-        length = max(self.length, piece.length)
-        keys = max(self.key_length, piece.key_length)
-        tokens = self.tokens + piece.tokens
-        is_of_kind = piece.kind == self.pieces[0].kind
-        if not is_of_kind or not _fits(rows, length, keys, tokens, limits):
+    def try_add(self, slice_: Slice, limits: BatchLimits) -> bool:
+        """Add the slice and return True if it is of the same kind and fits; else change nothing."""
+        rows = self.rows + slice_.count
+        length = max(self.length, slice_.length)
+        keys = max(self.key_length, slice_.key_length)
+        tokens = self.tokens + slice_.tokens
+        is_same_kind = slice_.kind == self.slices[0].kind
+        if not is_same_kind or not _fits(rows, length, keys, tokens, limits):
             return False
-        self.pieces.append(piece)
+        self.slices.append(slice_)
         self.rows, self.length, self.key_length, self.tokens = rows, length, keys, tokens
         return True
 
 
-def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
-    """Return the call in pieces that each fit a run: one, if the whole does."""
+def slices_of(call: Call, limits: BatchLimits) -> list[Slice]:
+    """Split the call into slices that each fit the limits; one slice if the entire call fits."""
     rows, length, _ = call.inputs.embeddings.shape
     keys = call.inputs.key_length
     if call.lengths is None and call.memory_lengths is None:
@@ -111,10 +111,10 @@ def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
         ]
     lengths = np.full(rows, length) if call.lengths is None else call.lengths
     key_lengths = np.full(rows, keys) if call.key_lengths is None else call.key_lengths
-    # Neighbours in length share a piece, so that little is padded.
+    # Rows of similar length share a slice, which keeps padding small.
     order = np.lexsort((lengths, key_lengths))
     return [
-        Piece(
+        Slice(
             call,
             part,
             len(part),
@@ -127,48 +127,48 @@ def pieces_of(call: Call, limits: RunLimits) -> list[Piece]:
     ]
 
 
-def joined_inputs(group: Group) -> Inputs:
+def stacked_inputs(batch: Batch) -> Inputs:
     """
-    Return the group's batch, in the order of its pieces, padding hidden from every query.
+    Return the tensors of all slices, stacked in their order, with padding masked out.
 
-    A piece that is a whole call and alone is passed on without a copy.
+    The tensors of a batch that is one entire call are returned without a copy.
     """
-    if len(group.pieces) == 1 and group.pieces[0].is_whole:
-        return group.pieces[0].call.inputs
-    pieces = group.pieces
-    embeddings = [_rows(piece.call.inputs.embeddings, piece, piece.length) for piece in pieces]
+    if len(batch.slices) == 1 and batch.slices[0].is_whole:
+        return batch.slices[0].call.inputs
+    slices = batch.slices
+    embeddings = [_rows(slice_.call.inputs.embeddings, slice_, slice_.length) for slice_ in slices]
     memories = [
-        _rows(memory, piece, piece.key_length)
-        for piece in pieces
-        if (memory := piece.call.inputs.memory) is not None
+        _rows(memory, slice_, slice_.key_length)
+        for slice_ in slices
+        if (memory := slice_.call.inputs.memory) is not None
     ]
-    causal = {piece.call.inputs.causal for piece in pieces}
+    causal = {slice_.call.inputs.causal for slice_ in slices}
     return Inputs(
-        _block(embeddings, group.length),
-        _block(memories, group.key_length) if memories else None,
-        _attend_mask(group),
-        _pair_mask(group, mixed=len(causal) > 1),
-        _head_mask(group),
+        _block(embeddings, batch.length),
+        _block(memories, batch.key_length) if memories else None,
+        _attend_mask(batch),
+        _pair_mask(batch, mixed=len(causal) > 1),
+        _head_mask(batch),
         causal == {True},
     )
 
 
-def outputs_of(group: Group, outputs: Outputs) -> Iterator[Outputs]:
-    """Give each piece its own part of the run's outputs, as views, padding cut off."""
-    for piece, at in _placed(group):
+def outputs_of(batch: Batch, outputs: Outputs) -> Iterator[Outputs]:
+    """Yield each slice's share of the run's outputs, as views without padding."""
+    for slice_, at in _placed(batch):
         weights = outputs.attention_weights
         if weights is not None:
-            weights = weights[at, :, : piece.length, : piece.key_length]
-        yield Outputs(outputs.output[at, : piece.length], weights)
+            weights = weights[at, :, : slice_.length, : slice_.key_length]
+        yield Outputs(outputs.output[at, : slice_.length], weights)
 
 
-def _uniform(call: Call, start: int, end: int, length: int, keys: int, *, is_whole: bool) -> Piece:
+def _uniform(call: Call, start: int, end: int, length: int, keys: int, *, is_whole: bool) -> Slice:
     count = end - start
     tokens = count * (length + keys)
-    return Piece(call, slice(start, end), count, length, keys, tokens, is_whole)
+    return Slice(call, slice(start, end), count, length, keys, tokens, is_whole)
 
 
-def _fits(rows: int, length: int, keys: int, tokens: int, limits: RunLimits) -> bool:
+def _fits(rows: int, length: int, keys: int, tokens: int, limits: BatchLimits) -> bool:
     return (
         rows * max(length, keys) <= limits.max_tokens
         and rows * length * keys <= limits.max_cells
@@ -180,9 +180,9 @@ def _parts(
     order: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
     key_lengths: npt.NDArray[np.int64],
-    limits: RunLimits,
+    limits: BatchLimits,
 ) -> list[npt.NDArray[np.int64]]:
-    """Cut rows that are sorted by length into runs that fit."""
+    """Split rows, sorted by length, into parts that fit the limits."""
     parts: list[list[int]] = []
     longest = widest = tokens = 0
     for row in order:
@@ -196,23 +196,23 @@ def _parts(
     return [np.array(part, np.int64) for part in parts]
 
 
-def _placed(group: Group) -> Iterator[tuple[Piece, slice]]:
-    """Give each piece with the rows of the run that are its own."""
+def _placed(batch: Batch) -> Iterator[tuple[Slice, slice]]:
+    """Yield each slice with the rows that it occupies in the batch."""
     start = 0
-    for piece in group.pieces:
-        yield piece, slice(start, start + piece.count)
-        start += piece.count
+    for slice_ in batch.slices:
+        yield slice_, slice(start, start + slice_.count)
+        start += slice_.count
 
 
-def _rows(tensor: Floats, piece: Piece, length: int) -> Floats:
-    return tensor if piece.is_whole else tensor[piece.rows, :length]
+def _rows(tensor: Floats, slice_: Slice, length: int) -> Floats:
+    return tensor if slice_.is_whole else tensor[slice_.rows, :length]
 
 
 def _block(parts: list[Floats], length: int) -> Floats:
-    """Return all rows, each padded to that length."""
+    """Return all rows in one array, padded to that length."""
     if all(part.shape[1] == length for part in parts):
         return np.concatenate(parts)
-    # Zeros: padding that is not finite would spoil even what it is hidden from.
+    # Padding must be finite: a masked NaN would still spoil the result.
     rows = sum(map(len, parts))
     block = np.zeros((rows, length, parts[0].shape[-1]), np.float32)
     start = 0
@@ -222,47 +222,47 @@ def _block(parts: list[Floats], length: int) -> Floats:
     return block
 
 
-def _attend_mask(group: Group) -> Bools | None:
-    padded = group.tokens < group.padded_tokens
-    if not padded and all(piece.call.inputs.attend_mask is None for piece in group.pieces):
+def _attend_mask(batch: Batch) -> Bools | None:
+    padded = batch.tokens < batch.padded_tokens
+    if not padded and all(slice_.call.inputs.attend_mask is None for slice_ in batch.slices):
         return None
-    mask = np.zeros((group.rows, group.key_length), np.bool_)
-    for piece, at in _placed(group):
-        own, lengths = piece.call.inputs.attend_mask, piece.call.key_lengths
-        part = mask[at, : piece.key_length]
-        part[:] = True if own is None else own[piece.rows, : piece.key_length]
+    mask = np.zeros((batch.rows, batch.key_length), np.bool_)
+    for slice_, at in _placed(batch):
+        attend, lengths = slice_.call.inputs.attend_mask, slice_.call.key_lengths
+        part = mask[at, : slice_.key_length]
+        part[:] = True if attend is None else attend[slice_.rows, : slice_.key_length]
         if lengths is not None:
-            part &= np.arange(piece.key_length) < lengths[piece.rows, None]
+            part &= np.arange(slice_.key_length) < lengths[slice_.rows, None]
     return mask
 
 
-def _pair_mask(group: Group, *, mixed: bool) -> Bools | None:
-    """Return the full masks together; `mixed` = some pieces are causal and some are not."""
-    owned = [piece.call.inputs.pair_mask for piece in group.pieces]
-    heads = {mask.shape[1] for mask in owned if mask is not None}
+def _pair_mask(batch: Batch, *, mixed: bool) -> Bools | None:
+    """Return the stacked pair masks; `mixed` = some slices are causal and others are not."""
+    masks = [slice_.call.inputs.pair_mask for slice_ in batch.slices]
+    heads = {mask.shape[1] for mask in masks if mask is not None}
     if not heads and not mixed:
         return None
-    shape = (group.rows, max(heads, default=1), group.length, group.key_length)
+    shape = (batch.rows, max(heads, default=1), batch.length, batch.key_length)
     mask = np.ones(shape, np.bool_)
-    for piece, at in _placed(group):
-        inputs = piece.call.inputs
-        part = mask[at, :, : piece.length, : piece.key_length]
+    for slice_, at in _placed(batch):
+        inputs = slice_.call.inputs
+        part = mask[at, :, : slice_.length, : slice_.key_length]
         if inputs.pair_mask is not None:
-            rows = slice(None) if inputs.pair_mask.shape[0] == 1 else piece.rows
-            part &= inputs.pair_mask[rows, :, : piece.length, : piece.key_length]
+            rows = slice(None) if inputs.pair_mask.shape[0] == 1 else slice_.rows
+            part &= inputs.pair_mask[rows, :, : slice_.length, : slice_.key_length]
         if mixed and inputs.causal:
-            part &= np.tri(piece.length, piece.key_length, dtype=np.bool_)
+            part &= np.tri(slice_.length, slice_.key_length, dtype=np.bool_)
     return mask
 
 
-def _head_mask(group: Group) -> Floats | None:
-    owned = (piece.call.inputs.head_mask for piece in group.pieces)
-    heads = next((mask.shape[-1] for mask in owned if mask is not None), None)
+def _head_mask(batch: Batch) -> Floats | None:
+    masks = (slice_.call.inputs.head_mask for slice_ in batch.slices)
+    heads = next((mask.shape[-1] for mask in masks if mask is not None), None)
     if heads is None:
         return None
-    mask = np.ones((group.rows, heads), np.float32)
-    for piece, at in _placed(group):
-        own = piece.call.inputs.head_mask
-        if own is not None:
-            mask[at] = own if own.ndim == 1 else own[piece.rows]
+    mask = np.ones((batch.rows, heads), np.float32)
+    for slice_, at in _placed(batch):
+        factors = slice_.call.inputs.head_mask
+        if factors is not None:
+            mask[at] = factors if factors.ndim == 1 else factors[slice_.rows]
     return mask

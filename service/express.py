@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from service import json_codec, oip_request, oip_response
-from service.batcher import Entry
+from service.batcher import QueuedCall
 from service.calls import Answer, Call
 from service.compression import accepted, encoding_of
 from service.contract import LayerConfig
@@ -297,7 +297,7 @@ class Ride:
     started: float
     request_id: str
     key: str | None
-    entry: Entry | None = None
+    entry: QueuedCall | None = None
     is_answered: bool = False
 
 

@@ -178,11 +178,11 @@ class ModelMetrics:
         for stage, seconds in stages.items():
             self.stages[stage].add(seconds)
 
-    def queue(self, calls: int, tokens: int) -> None:
+    def on_queue_change(self, calls: int, tokens: int) -> None:
         """So many calls and tokens are in the queue or in the engine."""
         self.queue_calls, self.queue_tokens = calls, tokens
 
-    def run(self, run: Run) -> None:
+    def on_run(self, run: Run) -> None:
         """The engine has run."""
         self.runs["calls"].add(run.calls)
         self.runs["rows"].add(run.rows)
@@ -191,7 +191,7 @@ class ModelMetrics:
         self.tokens["padding"] += run.padded_tokens - run.tokens
         self.engine_s += run.assembly_s + run.compute_s
 
-    def dropped(self, where: Literal["queued", "running"]) -> None:
+    def on_drop(self, where: Literal["queued", "running"]) -> None:
         """A call's caller left, or its time limit passed, while it was there."""
         self.cancelled[where] += 1
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from service.batcher import MAX_RUNS_PASSED, MIN_SHARE, Batcher, QueueLimits
-from service.batches import RunLimits
+from service.batches import BatchLimits
 from service.calls import Answer, Call, Inputs, Outputs, Run
 from service.contract import LayerConfig
 from service.engine import Engine, Provider, Stop
@@ -55,15 +55,15 @@ class Seen:
         self.runs: list[Run] = []
         self.drops: list[str] = []
 
-    def queue(self, calls: int, tokens: int) -> None:
+    def on_queue_change(self, calls: int, tokens: int) -> None:
         """Keep it."""
         self.depths.append((calls, tokens))
 
-    def run(self, run: Run) -> None:
+    def on_run(self, run: Run) -> None:
         """Keep it."""
         self.runs.append(run)
 
-    def dropped(self, where: str) -> None:
+    def on_drop(self, where: str) -> None:
         """Keep it."""
         self.drops.append(where)
 
@@ -80,7 +80,7 @@ def make(
 ) -> Batcher:
     """Return a batcher that joins nothing unless told to."""
     queue = QueueLimits(max_calls, max_tokens, timeout_s=30)
-    limits = RunLimits(max_run_tokens, 10**6, max_waste)
+    limits = BatchLimits(max_run_tokens, 10**6, max_waste)
     return Batcher(engine, queue, limits, seen or Seen(), inline_s=inline_s)
 
 

@@ -1,4 +1,4 @@
-"""Joining calls: what may share a run, and that nobody's answer depends on it."""
+"""Batches: which slices may share one, and that no answer depends on it."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.batches import Group, RunLimits, joined_inputs, outputs_of, pieces_of
+from service.batches import Batch, BatchLimits, outputs_of, slices_of, stacked_inputs
 from service.calls import Call, Inputs, Outputs
 from service.engine import OnnxEngine
 from tests.support.layers import CONFIGS, Layers
@@ -15,7 +15,7 @@ from tests.support.layers import CONFIGS, Layers
 TOLERANCE = 1e-5
 """Rule 2 of the contract, for FP32."""
 
-NO_LIMITS = RunLimits(10**9, 10**9, 0.999)
+NO_LIMITS = BatchLimits(10**9, 10**9, 0.999)
 
 many = settings(
     max_examples=150,
@@ -36,30 +36,30 @@ def ragged(*lengths: int, **options: Any) -> Call:
     return Call(Inputs(block), lengths=np.array(lengths), **options)
 
 
-def test_pieces_of_a_call_that_fits_is_the_call_itself() -> None:
-    """The common case costs nothing."""
+def test_slices_of_a_call_that_fits_is_one_without_a_copy() -> None:
+    """The common case is passed to the engine as it came."""
     call = uniform(4, 8)
 
-    [piece] = pieces_of(call, RunLimits(32, 256, 0.25))
+    [slice_] = slices_of(call, BatchLimits(32, 256, 0.25))
 
-    assert piece.is_whole
-    assert joined_inputs(Group.of(piece)) is call.inputs
+    assert slice_.is_whole
+    assert stacked_inputs(Batch.of(slice_)) is call.inputs
 
 
 @pytest.mark.parametrize(
     ("limits", "counts"),
     [
-        (RunLimits(16, 10**9, 0.25), [2, 2, 1]),
-        (RunLimits(10**9, 64 * 3, 0.25), [3, 2]),
-        (RunLimits(1, 1, 0.25), [1] * 5),
+        (BatchLimits(16, 10**9, 0.25), [2, 2, 1]),
+        (BatchLimits(10**9, 64 * 3, 0.25), [3, 2]),
+        (BatchLimits(1, 1, 0.25), [1] * 5),
     ],
     ids=["tokens", "cells", "a row is never split"],
 )
-def test_pieces_of_a_large_call_fit_the_limits(limits: RunLimits, counts: list[int]) -> None:
+def test_slices_of_a_large_call_fit_the_limits(limits: BatchLimits, counts: list[int]) -> None:
     """Memory is bounded by the run, not by the call."""
-    pieces = pieces_of(uniform(5, 8), limits)
+    slices = slices_of(uniform(5, 8), limits)
 
-    assert [piece.count for piece in pieces] == counts
+    assert [slice_.count for slice_ in slices] == counts
 
 
 @given(
@@ -67,21 +67,21 @@ def test_pieces_of_a_large_call_fit_the_limits(limits: RunLimits, counts: list[i
     max_tokens=st.integers(1, 200),
     max_waste=st.sampled_from([0.0, 0.1, 0.25, 0.5]),
 )
-def test_pieces_of_mixed_lengths_take_each_row_once_within_the_waste(
+def test_slices_of_mixed_lengths_hold_each_row_once_within_the_waste(
     lengths: list[int], max_tokens: int, max_waste: float
 ) -> None:
     """No row is lost or run twice, and padding stays below its share."""
-    limits = RunLimits(max_tokens, 10**9, max_waste)
+    limits = BatchLimits(max_tokens, 10**9, max_waste)
 
-    pieces = pieces_of(ragged(*lengths), limits)
+    slices = slices_of(ragged(*lengths), limits)
 
-    rows = [int(row) for piece in pieces for row in np.arange(len(lengths))[piece.rows]]
+    rows = [int(row) for slice_ in slices for row in np.arange(len(lengths))[slice_.rows]]
     assert sorted(rows) == list(range(len(lengths)))
-    for piece in pieces:
-        assert piece.tokens == 2 * sum(np.array(lengths)[piece.rows])
-        if piece.count > 1:
-            assert piece.count * piece.length <= max_tokens
-            assert piece.tokens >= (1 - max_waste) * piece.count * 2 * piece.length
+    for slice_ in slices:
+        assert slice_.tokens == 2 * sum(np.array(lengths)[slice_.rows])
+        if slice_.count > 1:
+            assert slice_.count * slice_.length <= max_tokens
+            assert slice_.tokens >= (1 - max_waste) * slice_.count * 2 * slice_.length
 
 
 @pytest.mark.parametrize(
@@ -96,31 +96,31 @@ def test_pieces_of_mixed_lengths_take_each_row_once_within_the_waste(
     ],
     ids=["equal", "too many tokens", "25 % padding", "37 % padding", "weights", "mixed"],
 )
-def test_joined_only_what_fits_and_costs_the_others_nothing(
+def test_try_add_accepts_only_what_fits_and_slows_no_other_slice(
     first: Call, second: Call, fits: bool
 ) -> None:
     """The share of padding, the cost of a run and the kind of call all count."""
-    limits = RunLimits(32, 10**9, 0.25)
-    [one], [two] = pieces_of(first, limits), pieces_of(second, limits)
+    limits = BatchLimits(32, 10**9, 0.25)
+    [one], [two] = slices_of(first, limits), slices_of(second, limits)
 
-    assert Group.of(one).takes(two, limits) is fits
+    assert Batch.of(one).try_add(two, limits) is fits
 
 
-def test_joined_masks_of_each_head_keep_to_themselves() -> None:
-    """A mask a head costs every row of a run H times the memory."""
+def test_try_add_refuses_a_mask_of_each_head_beside_none() -> None:
+    """A mask of each head would cost every row of the batch H times the memory."""
     mask = np.ones((1, 3, 2, 2), bool)
-    own = Call(Inputs(np.ones((1, 2, 1), np.float32), pair_mask=mask))
-    [one], [two] = pieces_of(uniform(1, 2), NO_LIMITS), pieces_of(own, NO_LIMITS)
+    masked = Call(Inputs(np.ones((1, 2, 1), np.float32), pair_mask=mask))
+    [one], [two] = slices_of(uniform(1, 2), NO_LIMITS), slices_of(masked, NO_LIMITS)
 
-    assert not Group.of(one).takes(two, NO_LIMITS)
+    assert not Batch.of(one).try_add(two, NO_LIMITS)
 
 
-def test_joined_inputs_of_equal_calls_without_masks_have_no_mask() -> None:
-    """Equal lengths stay on the cheaper path."""
-    group = Group.of(pieces_of(uniform(1, 2), NO_LIMITS)[0])
-    assert group.takes(pieces_of(uniform(2, 2), NO_LIMITS)[0], NO_LIMITS)
+def test_stacked_inputs_of_equal_calls_without_masks_have_no_mask() -> None:
+    """Equal lengths stay on the graph's cheaper path."""
+    batch = Batch.of(slices_of(uniform(1, 2), NO_LIMITS)[0])
+    assert batch.try_add(slices_of(uniform(2, 2), NO_LIMITS)[0], NO_LIMITS)
 
-    inputs = joined_inputs(group)
+    inputs = stacked_inputs(batch)
 
     assert inputs.embeddings.shape == (3, 2, 1)
     assert (inputs.attend_mask, inputs.pair_mask, inputs.head_mask) == (None, None, None)
@@ -150,9 +150,9 @@ def calls(draw: st.DrawFn, model: str) -> Call:
     memory = None
     if layer.memory_dim is not None:
         memory = random.standard_normal((rows, keys, layer.memory_dim)).astype(np.float32)
-    for block, own in ((embeddings, lengths), (memory, memory_lengths)):
-        if block is not None and own is not None:
-            block[np.arange(block.shape[1]) >= own[:, None]] = 0
+    for block, true_lengths in ((embeddings, lengths), (memory, memory_lengths)):
+        if block is not None and true_lengths is not None:
+            block[np.arange(block.shape[1]) >= true_lengths[:, None]] = 0
     shape = draw(st.sampled_from([(1, 1), (rows, 1), (rows, layer.num_heads)]))
     factors = draw(st.sampled_from([(layer.num_heads,), (rows, layer.num_heads)]))
     inputs = Inputs(
@@ -188,7 +188,7 @@ def run_alone(engine: OnnxEngine, call: Call) -> list[Outputs]:
         head_mask = inputs.head_mask
         if head_mask is not None and head_mask.ndim == 2:
             head_mask = head_mask[[row]]
-        own = Inputs(
+        single = Inputs(
             inputs.embeddings[[row], :length],
             None if inputs.memory is None else inputs.memory[[row], :keys],
             None if inputs.attend_mask is None else inputs.attend_mask[[row], :keys],
@@ -196,7 +196,7 @@ def run_alone(engine: OnnxEngine, call: Call) -> list[Outputs]:
             head_mask,
             inputs.causal,
         )
-        answers.append(engine.run(own, weights=call.weights))
+        answers.append(engine.run(single, weights=call.weights))
     return answers
 
 
@@ -216,27 +216,27 @@ def check_same(found: np.ndarray, wanted: np.ndarray) -> None:
 
 @many
 @given(data=st.data())
-def test_joined_run_answers_every_call_as_if_alone(
+def test_outputs_of_a_batch_answer_every_call_as_if_alone(
     data: st.DataObject, engines: dict[str, OnnxEngine]
 ) -> None:
     """Rule 2, over mixes of lengths, masks and options, with NaN and huge values beside."""
     model = data.draw(st.sampled_from(sorted(CONFIGS)))
     drawn = data.draw(st.lists(calls(model), min_size=2, max_size=5))
-    limits = RunLimits(data.draw(st.sampled_from([4, 16, 10**9])), 10**9, 0.9)
-    waiting = [piece for call in drawn for piece in pieces_of(call, limits)]
+    limits = BatchLimits(data.draw(st.sampled_from([4, 16, 10**9])), 10**9, 0.9)
+    waiting = [slice_ for call in drawn for slice_ in slices_of(call, limits)]
 
     while waiting:
-        group = Group.of(waiting.pop(0))
-        for piece in list(waiting):
-            if group.takes(piece, limits):
-                waiting.remove(piece)
-        outputs = engines[model].run(joined_inputs(group), weights=group.pieces[0].call.weights)
-        for piece, part in zip(group.pieces, outputs_of(group, outputs), strict=True):
-            alone = run_alone(engines[model], piece.call)
-            rows = np.arange(len(alone))[piece.rows]
+        batch = Batch.of(waiting.pop(0))
+        for slice_ in list(waiting):
+            if batch.try_add(slice_, limits):
+                waiting.remove(slice_)
+        outputs = engines[model].run(stacked_inputs(batch), weights=batch.slices[0].call.weights)
+        for slice_, part in zip(batch.slices, outputs_of(batch, outputs), strict=True):
+            alone = run_alone(engines[model], slice_.call)
+            rows = np.arange(len(alone))[slice_.rows]
             for i, row in enumerate(rows):
-                if is_huge(piece.call.inputs.embeddings[row]):
-                    continue  # it may overflow or not: what counts is that nobody else does
+                if is_huge(slice_.call.inputs.embeddings[row]):
+                    continue  # this row may overflow or not; no other row may
                 wanted = alone[row]
                 length, keys = wanted.output.shape[1], None
                 check_same(part.output[i, :length], wanted.output[0])

@@ -18,8 +18,8 @@ import numpy as np
 import orjson
 import pytest
 
-from service.batcher import Batcher, Entry, QueueLimits
-from service.batches import RunLimits
+from service.batcher import Batcher, QueuedCall, QueueLimits
+from service.batches import BatchLimits
 from service.calls import Answer, Call
 from service.engine import Engine
 from service.express import Express, Headers, Ride
@@ -111,7 +111,7 @@ def house(repository: Path, *, keys: Keys | None = None, **settings: Any) -> Hou
 
     def batcher_of(name: str, engine: Engine) -> Batcher:
         queue = QueueLimits(chosen.max_queue_calls, chosen.max_queue_tokens, chosen.timeout_s)
-        limits = RunLimits(chosen.max_run_tokens, chosen.max_run_cells, chosen.padding)
+        limits = BatchLimits(chosen.max_run_tokens, chosen.max_run_cells, chosen.padding)
         return Batcher(engine, queue, limits, metrics.of_model(name))
 
     models = Models(loader(provider="cpu", threads=1, lanes=1, batcher_of=batcher_of), repository)
@@ -461,7 +461,7 @@ def test_answered_call_leaves_nothing_to_collect(repository: Path) -> None:
     """Its memory is free at once, not when the collector next looks for rings."""
 
     def alive() -> list[object]:
-        return [o for o in gc.get_objects() if type(o) in {Ride, Entry, Call, Answer}]
+        return [o for o in gc.get_objects() if type(o) in {Ride, QueuedCall, Call, Answer}]
 
     async def scenario() -> list[object]:
         made = house(repository)

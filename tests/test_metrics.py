@@ -26,8 +26,8 @@ def metrics() -> Metrics:
     """Return metrics of two models, one of which has run twice."""
     made = Metrics()
     made.of_model("idle")
-    made.of_model("busy").run(run(30, 40))
-    made.of_model("busy").run(run(7, 7))
+    made.of_model("busy").on_run(run(30, 40))
+    made.of_model("busy").on_run(run(7, 7))
     return made
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from service.batcher import Batcher, QueueLimits
-from service.batches import RunLimits
+from service.batches import BatchLimits
 from service.calls import Floats, Inputs, Outputs
 from service.contract import LayerConfig
 from service.engine import Engine, Provider, Stop
@@ -27,7 +27,9 @@ from tests.support.layers import Layers
 
 def batcher_of(name: str, engine: Engine) -> Batcher:
     """Return a queue that these tests never fill."""
-    return Batcher(engine, QueueLimits(1, 1, 1.0), RunLimits(1, 1, 0.25), Metrics().of_model(name))
+    return Batcher(
+        engine, QueueLimits(1, 1, 1.0), BatchLimits(1, 1, 0.25), Metrics().of_model(name)
+    )
 
 
 def load(repository: Path, *, default: str | None = None, provider: Provider = "cpu") -> Models:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.batcher import Batcher, QueueLimits
-from service.batches import RunLimits
+from service.batches import BatchLimits
 from service.calls import Call, Inputs, Run, Stages
 from service.errors import InferenceFailed
 from service.statistics import ModelStatistics, Statistics
@@ -159,7 +159,7 @@ def joined(*marks: tuple[float, ModelStatistics | None]) -> tuple[list[object], 
     engine, seen = HeldEngine(), Seen()
 
     async def go() -> list[object]:
-        queue, limits = QueueLimits(99, 9999, timeout_s=30), RunLimits(99, 10**6, 0.25)
+        queue, limits = QueueLimits(99, 9999, timeout_s=30), BatchLimits(99, 10**6, 0.25)
         batcher = Batcher(engine, queue, limits, seen, inline_s=0.0)
         calls = [
             batcher.submit(
