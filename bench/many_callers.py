@@ -212,7 +212,7 @@ def _engine_rate(lengths: list[int]) -> float:
     """Return calls a second of the engine alone, the mix sorted and batched by hand."""
     engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2)
     settings = Settings()
-    limits = BatchLimits(settings.max_run_tokens, settings.max_run_cells, settings.padding)
+    limits = BatchLimits(settings.max_batch_tokens, settings.max_batch_cells, settings.padding)
     batches: list[Batch] = []
     for length in sorted(lengths):
         call = Call(Inputs(np.ones((1, length, WIDTH), np.float32)))

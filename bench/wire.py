@@ -62,7 +62,7 @@ def binary() -> None:
     """One client, [1, 8]: against a bare echo of the same bytes and the engine's own run."""
     request = infer_request(1, 8)
     keep_blocks()
-    engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2, lanes=2)
+    engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2, concurrent_runs=2)
     inputs = Inputs(np.random.default_rng(8).standard_normal((1, 8, WIDTH)).astype(np.float32))
     seen: dict[str, list[float]] = {"headwise": [], "echo": [], "engine": []}
     with headwise(REPOSITORY) as ours, echo() as floor:

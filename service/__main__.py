@@ -150,7 +150,7 @@ class _Server(uvicorn.Server):
 def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:
     """Return the models that will be served; none is loaded yet."""
     queue = QueueLimits(settings.max_queue_calls, settings.max_queue_tokens, settings.timeout_s)
-    run = BatchLimits(settings.max_run_tokens, settings.max_run_cells, settings.padding)
+    run = BatchLimits(settings.max_batch_tokens, settings.max_batch_cells, settings.padding)
 
     def batcher_of(name: str, engine: Engine) -> Batcher:
         return Batcher(engine, queue, run, metrics.of_model(name))
@@ -158,7 +158,8 @@ def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:
     load = loader(
         provider=settings.provider,
         threads=budget.threads,
-        lanes=settings.lanes or (min(4, budget.threads) if settings.provider == "cpu" else 1),
+        concurrent_runs=settings.concurrent_runs
+        or (min(4, budget.threads) if settings.provider == "cpu" else 1),
         batcher_of=batcher_of,
     )
     return Models(load, settings.repository, default=settings.default_model)

@@ -174,7 +174,7 @@ class Batcher:
         self._arrived = 0
         self._pace = _Pace()
         self._threads = ThreadPoolExecutor(
-            engine.lanes, thread_name_prefix="engine", initializer=_let_the_loop_pass
+            engine.concurrent_runs, thread_name_prefix="engine", initializer=_let_the_loop_pass
         )
         self._closed = False
         self._idle = asyncio.Event()
@@ -189,7 +189,7 @@ class Batcher:
         self._waiting: list[_Ticket] = []
         self._runs = 0
         self._running: list[_Taken] = []
-        self._free_lanes = engine.lanes
+        self._free_runs = engine.concurrent_runs
 
     async def submit(self, call: Call, *, on_run: Callable[[Run], None] | None = None) -> Answer:
         """
@@ -308,7 +308,7 @@ class Batcher:
                 rank = (queued.call.priority or 2**32, i, self._arrived)
                 insort(self._waiting, _Ticket(rank, slice_, queued, self._runs), key=_RANK)
         self._idle.clear()
-        if self._free_lanes and not self._is_beginning:
+        if self._free_runs and not self._is_beginning:
             # Not at once: what else the loop has already received shall be in the same run.
             self._is_beginning = True
             loop.call_soon(self._begin, loop, self._arrived, 0)
@@ -384,7 +384,7 @@ class Batcher:
         with self._lock:
             if after is not None:
                 self._running.remove(after)
-                self._free_lanes += 1
+                self._free_runs += 1
             now = time.monotonic()
             # Who is past the deadline is told by the alarm, which may be a moment late.
             self._waiting = [
@@ -392,13 +392,13 @@ class Batcher:
                 for ticket in self._waiting
                 if not ticket.queued.is_over and now < ticket.queued.deadline
             ]
-            if not self._waiting or not self._free_lanes:
+            if not self._waiting or not self._free_runs:
                 return None
             tickets, batch = self._next()
             is_alone = not self._waiting and not self._running
             taken = _Taken(tickets, batch, is_alone, Stop())
             self._running.append(taken)
-            self._free_lanes -= 1
+            self._free_runs -= 1
             self._runs += 1
             return taken
 
@@ -419,10 +419,10 @@ class Batcher:
     def _share(self) -> BatchLimits:
         """Return the limits of one run that leaves the other lanes something to do."""
         limits = self._run_limits
-        if self._engine.lanes == 1:
+        if self._engine.concurrent_runs == 1:
             return limits
         tokens = sum(ticket.slice_.tokens for ticket in self._waiting) // 2  # queries and keys
-        share = max(MIN_SHARE, tokens // self._engine.lanes)
+        share = max(MIN_SHARE, tokens // self._engine.concurrent_runs)
         return replace(limits, max_tokens=min(limits.max_tokens, share))
 
     def _deliver(self, taken: "_Taken", outcome: Run | Exception) -> None:
@@ -560,7 +560,7 @@ def _run(engine: Engine, taken: _Taken) -> Run:
         inputs,
         weights=batch.slices[0].call.weights,
         stop=taken.stop,
-        beside=not taken.is_alone,
+        concurrent=not taken.is_alone,
     )
     computed = time.monotonic()
     for ticket, part in zip(tickets, outputs_of(batch, outputs), strict=True):

@@ -50,7 +50,7 @@ _DTYPES: Final[dict[str, Literal["float32", "bool"]]] = {
 _SPIN_US: Final = 500
 """
 How long the threads of a run alone look out for the next one before they sleep: waking them
-takes a fifth of [1, 8] (bench/NOTES.md, "lanes").
+takes a fifth of [1, 8] (bench/NOTES.md, "Concurrent runs").
 """
 
 _NO_PAIR_MASK: Final = np.ones((1, 1, 1, 1), np.bool_)
@@ -80,14 +80,14 @@ class Engine(Protocol):
 
     layer: LayerConfig
     provider: Provider
-    lanes: int
-    """How many runs are best made at once when there is more to do than one."""
+    concurrent_runs: int
+    """How many runs are best in progress at once when one batch does not hold all that waits."""
 
     def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
     ) -> Outputs:
         """
-        Attend over one batch; `beside` = other runs are being made at the same time.
+        Attend over one batch; `concurrent` = other runs are in progress at the same time.
 
         Raises:
             InferenceFailed: the runtime refused the batch or was stopped; cause attached.
@@ -99,9 +99,9 @@ class OnnxEngine:
     """
     An artifact's graph in two onnxruntime sessions: one for a run alone, one for runs at once.
 
-    A run alone has all `threads`.  Runs at once share them out, `lanes` at a time: they
+    A run alone has all `threads`.  Up to `concurrent_runs` at once share them: they
     need not wait for each other's slowest part, and so more is done in all
-    (bench/NOTES.md, "lanes").
+    (bench/NOTES.md, "Concurrent runs").
 
     Raises:
         ProviderUnavailable: `provider` was asked for and is not what would run.
@@ -116,15 +116,16 @@ class OnnxEngine:
         *,
         provider: Provider = "cpu",
         threads: int = 1,
-        lanes: int = 1,
+        concurrent_runs: int = 1,
     ) -> None:
         self.layer = layer
         self.provider = provider
-        self.lanes = lanes
+        self.concurrent_runs = concurrent_runs
         self._session = _open_session(graph_path, provider, threads, spin_us=_SPIN_US)
-        self._beside = self._session
-        if lanes > 1:
-            self._beside = _open_session(graph_path, provider, max(1, threads // lanes), spin_us=0)
+        self._concurrent_session = self._session
+        if concurrent_runs > 1:
+            share = max(1, threads // concurrent_runs)
+            self._concurrent_session = _open_session(graph_path, provider, share, spin_us=0)
         check_signature(self.inputs(), graph_inputs(layer), f"{graph_path}: input")
         check_signature(self.outputs(), graph_outputs(layer), f"{graph_path}: output")
 
@@ -137,10 +138,10 @@ class OnnxEngine:
         return _signature(self._session.get_outputs())
 
     def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
     ) -> Outputs:
         """See `Engine.run`."""
-        session = self._beside if beside else self._session
+        session = self._concurrent_session if concurrent else self._session
         names = [OUTPUT, ATTENTION_WEIGHTS] if weights else [OUTPUT]
         try:
             feed = self._feed(inputs, weights=weights)

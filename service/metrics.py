@@ -130,7 +130,7 @@ class Metrics(Collector):
         )
         engine = CounterMetricFamily(
             "headwise_engine_seconds",
-            "Time that runs took, putting calls together and apart included, summed over lanes",
+            "Time that runs took, batching and splitting included, summed over concurrent runs",
             labels=["model"],
         )
         cancelled = CounterMetricFamily(

@@ -65,20 +65,20 @@ class Model:
     def warm_up(self) -> None:
         """Run the golden input on every path; afterwards `problem` says what was wrong, or None."""
         try:
-            self.problem = self._difference(beside=False) or self._difference(beside=True)
+            self.problem = self._difference(concurrent=False) or self._difference(concurrent=True)
         except InferenceFailed as failure:
             self.problem = f"{failure}: {failure.__cause__}".splitlines()[0]
 
-    def _difference(self, *, beside: bool) -> str | None:
+    def _difference(self, *, concurrent: bool) -> str | None:
         """Return which golden answer is not met, or None."""
         golden = self.artifact.golden
         plain = self.engine.run(
-            Inputs(golden.embeddings, golden.memory), weights=False, beside=beside
+            Inputs(golden.embeddings, golden.memory), weights=False, concurrent=concurrent
         )
         masked = self.engine.run(
             Inputs(golden.embeddings, golden.memory, golden.attend_mask),
             weights=True,
-            beside=beside,
+            concurrent=concurrent,
         )
         errors = {
             "output without masks": relative_error(plain.output, golden.plain_output),
@@ -329,7 +329,11 @@ class Models:
 
 
 def loader(
-    *, provider: Provider, threads: int, lanes: int, batcher_of: Callable[[str, Engine], Batcher]
+    *,
+    provider: Provider,
+    threads: int,
+    concurrent_runs: int,
+    batcher_of: Callable[[str, Engine], Batcher],
 ) -> Callable[[Path], Model]:
     """Return what makes a model of an artifact's directory `<repository>/<name>/<version>`."""
 
@@ -341,7 +345,11 @@ def loader(
                 f"{path}: its manifest is of {manifest.name} version {manifest.version}"
             )
         engine = OnnxEngine(
-            artifact.graph_path, manifest.layer, provider=provider, threads=threads, lanes=lanes
+            artifact.graph_path,
+            manifest.layer,
+            provider=provider,
+            threads=threads,
+            concurrent_runs=concurrent_runs,
         )
         return Model(artifact, engine, batcher_of(manifest.name, engine))
 

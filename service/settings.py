@@ -53,11 +53,11 @@ class Settings(BaseModel):
         le=1024,
         description="threads of one run (default: the cores that affinity and CPU quota allow)",
     )
-    lanes: int | None = Field(
+    concurrent_runs: int | None = Field(
         None,
         ge=1,
         le=64,
-        description="runs at once when more waits than one run takes, sharing the threads"
+        description="runs in progress at once while calls wait, sharing the threads"
         " (default: up to 4 on CPU, 1 on CUDA)",
     )
     nonfinite: Literal["accept", "refuse"] = Field(
@@ -88,13 +88,13 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         262_144, ge=1, description="queries and keys of all those calls together; more: 429"
     )
-    max_run_tokens: int = Field(
-        1024, ge=1, description="padded tokens of one run of the engine; longer calls run in parts"
+    max_batch_tokens: int = Field(
+        1024, ge=1, description="padded tokens of one batch; larger calls run in several"
     )
-    max_run_cells: int = Field(
+    max_batch_cells: int = Field(
         1_048_576,
         ge=1,
-        description="attention cells of one run: rows x queries x keys; a row is never split",
+        description="attention cells of one batch: rows x queries x keys; a row is never split",
     )
     max_padding: float | None = Field(
         None,

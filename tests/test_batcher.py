@@ -20,8 +20,8 @@ class HeldEngine:
     layer = LayerConfig(1, 1)
     provider: Provider = "cpu"
 
-    def __init__(self, lanes: int = 1) -> None:
-        self.lanes = lanes
+    def __init__(self, concurrent_runs: int = 1) -> None:
+        self.concurrent_runs = concurrent_runs
         self.free = threading.Event()
         self.started = threading.Event()
         self.ended = threading.Event()
@@ -29,7 +29,7 @@ class HeldEngine:
         self.stopped = 0
 
     def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
     ) -> Outputs:
         """Answer with the embeddings once let go; a negative number fails."""
         self.started.set()
@@ -73,14 +73,14 @@ def make(
     *,
     max_calls: int = 99,
     max_tokens: int = 9999,
-    max_run_tokens: int = 1,
+    max_batch_tokens: int = 1,
     max_waste: float = 0.25,
     seen: Seen | None = None,
     inline_s: float = 0.0,
 ) -> Batcher:
     """Return a batcher that joins nothing unless told to."""
     queue = QueueLimits(max_calls, max_tokens, timeout_s=30)
-    limits = BatchLimits(max_run_tokens, 10**6, max_waste)
+    limits = BatchLimits(max_batch_tokens, 10**6, max_waste)
     return Batcher(engine, queue, limits, seen or Seen(), inline_s=inline_s)
 
 
@@ -126,7 +126,7 @@ def test_waiting_calls_are_joined_into_the_next_run() -> None:
 
     async def scenario() -> tuple[list[list[float]], list[Answer]]:
         engine = HeldEngine()
-        batcher = make(engine, max_run_tokens=8, seen=seen)
+        batcher = make(engine, max_batch_tokens=8, seen=seen)
         first = await first_runs(batcher, engine)
         tasks = start(batcher, *(call(mark, rows=2) for mark in (1, 2, 3)))
         await asyncio.sleep(0)
@@ -148,7 +148,7 @@ def test_call_without_weights_never_shares_a_run_with_one_that_wants_them() -> N
 
     async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = make(engine, max_run_tokens=8)
+        batcher = make(engine, max_batch_tokens=8)
         tasks = [await first_runs(batcher, engine)]
         tasks += start(batcher, call(1), call(2, weights=True), call(3), call(4, weights=True))
         await asyncio.sleep(0)
@@ -166,7 +166,7 @@ def test_large_call_runs_in_parts_and_comes_back_whole() -> None:
 
     async def scenario() -> tuple[list[int], list[Answer]]:
         engine = HeldEngine()
-        batcher = make(engine, max_run_tokens=4)
+        batcher = make(engine, max_batch_tokens=4)
         first = await first_runs(batcher, engine)
         large = Inputs(np.arange(10, dtype=np.float32).reshape(10, 1, 1))
         mixed = np.zeros((3, 4, 1), np.float32)
@@ -362,7 +362,7 @@ def test_run_that_somebody_still_waits_for_goes_on() -> None:
 
     async def scenario() -> tuple[int, Answer]:
         engine = HeldEngine()
-        batcher = make(engine, max_run_tokens=8)
+        batcher = make(engine, max_batch_tokens=8)
         first = await first_runs(batcher, engine)
         engine.started.clear()
         left, stays = start(batcher, call(1), call(2))
@@ -429,30 +429,30 @@ class PromptEngine:
     layer = LayerConfig(1, 1)
     provider: Provider = "cpu"
 
-    def __init__(self, lanes: int = 1) -> None:
-        self.lanes = lanes
+    def __init__(self, concurrent_runs: int = 1) -> None:
+        self.concurrent_runs = concurrent_runs
         self.ran: list[tuple[list[float], bool, bool]] = []
         """The marks, whether other runs were going on, and whether it was on the main thread."""
 
     def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
     ) -> Outputs:
         """Answer with the embeddings; a negative number fails in an unexpected way."""
         marks = inputs.embeddings[:, 0, 0].tolist()
         on_main = threading.current_thread() is threading.main_thread()
-        self.ran.append((marks, beside, on_main))
+        self.ran.append((marks, concurrent, on_main))
         if min(marks) < 0:
             raise MemoryError
         return Outputs(inputs.embeddings, None)
 
 
 def test_what_is_little_and_alone_is_run_on_the_loop() -> None:
-    """Once the engine's pace is known; what is not little goes to a lane."""
+    """Once the engine's pace is known; a large one goes to a thread."""
 
     async def scenario() -> list[tuple[list[float], bool, bool]]:
         engine = PromptEngine()
-        batcher = make(engine, max_run_tokens=10**6, inline_s=0.5)
-        for _ in range(99):  # the lane may be quick enough to take the next one, too
+        batcher = make(engine, max_batch_tokens=10**6, inline_s=0.5)
+        for _ in range(99):  # the thread may be quick enough to take the next one, too
             await batcher.submit(call(1))
             await asyncio.sleep(0.001)
         await batcher.submit(call(2, rows=10**6))  # at the pace of one row, far above
@@ -463,7 +463,7 @@ def test_what_is_little_and_alone_is_run_on_the_loop() -> None:
     assert not first[2]  # nobody knows yet how long it takes
     assert any(on_main for _, _, on_main in others)
     assert not last[2]
-    assert not any(beside for _, beside, _ in (first, *others, last))
+    assert not any(concurrent for _, concurrent, _ in (first, *others, last))
 
 
 def test_calls_of_one_turn_of_the_loop_share_a_run() -> None:
@@ -471,7 +471,7 @@ def test_calls_of_one_turn_of_the_loop_share_a_run() -> None:
 
     async def scenario() -> list[tuple[list[float], bool, bool]]:
         engine = PromptEngine()
-        batcher = make(engine, max_run_tokens=8, inline_s=1)
+        batcher = make(engine, max_batch_tokens=8, inline_s=1)
         await batcher.submit(call(0))
         await asyncio.gather(*start(batcher, call(1), call(2), call(3)))
         await batcher.close()
@@ -481,11 +481,11 @@ def test_calls_of_one_turn_of_the_loop_share_a_run() -> None:
     assert [marks for marks, _, _ in ran] == [[0], [1, 2, 3]]
 
 
-def test_lanes_run_at_once_and_know_of_each_other() -> None:
+def test_concurrent_runs_overlap_and_are_marked() -> None:
     """Two calls that cannot be joined are in the engine together; each is right."""
 
     async def scenario() -> tuple[HeldEngine, list[Answer]]:
-        engine = HeldEngine(lanes=2)
+        engine = HeldEngine(concurrent_runs=2)
         batcher = make(engine)
         tasks = [await first_runs(batcher, engine)]
         engine.started.clear()
@@ -502,12 +502,12 @@ def test_lanes_run_at_once_and_know_of_each_other() -> None:
     assert [answer.output.item() for answer in answers] == [0, 1, 2]
 
 
-def test_much_that_waits_is_shared_out_among_the_lanes() -> None:
-    """One lane does not take all and leave the other idle."""
+def test_waiting_calls_are_shared_among_concurrent_runs() -> None:
+    """One run does not take all and leave the other thread idle."""
 
     async def scenario() -> list[tuple[list[float], bool, bool]]:
-        engine = PromptEngine(lanes=2)
-        batcher = make(engine, max_run_tokens=10**6, inline_s=0)
+        engine = PromptEngine(concurrent_runs=2)
+        batcher = make(engine, max_batch_tokens=10**6, inline_s=0)
         await asyncio.gather(*start(batcher, *(call(mark, rows=MIN_SHARE) for mark in range(4))))
         await batcher.close()
         return engine.ran
@@ -518,12 +518,12 @@ def test_much_that_waits_is_shared_out_among_the_lanes() -> None:
     assert ran[0][1]  # it knew that more was waiting
 
 
-def test_rows_of_one_call_in_two_lanes_come_back_in_one_answer() -> None:
-    """Whichever lane makes the answer's memory."""
+def test_rows_of_one_call_in_concurrent_runs_come_back_in_one_answer() -> None:
+    """Whichever run allocates the answer first."""
 
     async def scenario() -> Answer:
-        engine = PromptEngine(lanes=2)
-        batcher = make(engine, max_run_tokens=4)
+        engine = PromptEngine(concurrent_runs=2)
+        batcher = make(engine, max_batch_tokens=4)
         rows = np.arange(400, dtype=np.float32).reshape(400, 1, 1)
         answer = await batcher.submit(Call(Inputs(rows)))
         await batcher.close()
@@ -532,8 +532,8 @@ def test_rows_of_one_call_in_two_lanes_come_back_in_one_answer() -> None:
     assert asyncio.run(scenario()).output.ravel().tolist() == list(range(400))
 
 
-def test_run_that_fails_in_an_unexpected_way_stops_no_lane() -> None:
-    """Its own call is told; the next one is served."""
+def test_run_that_fails_unexpectedly_leaves_its_thread_usable() -> None:
+    """Its own call gets the error; the next one is served."""
 
     async def scenario() -> Answer:
         batcher = make(PromptEngine())
@@ -564,7 +564,7 @@ def test_calls_share_a_run_where_that_saves_more_than_it_delays(
 
     async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = make(engine, max_run_tokens=10**6, max_waste=max_waste)
+        batcher = make(engine, max_batch_tokens=10**6, max_waste=max_waste)
         tasks = [await first_runs(batcher, engine)]
         tasks += start(batcher, *(call(mark, length=size) for mark, size in enumerate(lengths)))
         await asyncio.sleep(0)

@@ -169,11 +169,11 @@ class _WatchingEngine:
     def __init__(self, source: Source) -> None:
         self.layer = source.config
         self.provider: Provider = "cpu"
-        self.lanes = 1
+        self.concurrent_runs = 1
         self.scale: float | None = None
 
     def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
     ) -> Outputs:
         """See `Engine.run`."""
         self.scale = self.scale or float(inputs.embeddings.std())

@@ -111,10 +111,12 @@ def house(repository: Path, *, keys: Keys | None = None, **settings: Any) -> Hou
 
     def batcher_of(name: str, engine: Engine) -> Batcher:
         queue = QueueLimits(chosen.max_queue_calls, chosen.max_queue_tokens, chosen.timeout_s)
-        limits = BatchLimits(chosen.max_run_tokens, chosen.max_run_cells, chosen.padding)
+        limits = BatchLimits(chosen.max_batch_tokens, chosen.max_batch_cells, chosen.padding)
         return Batcher(engine, queue, limits, metrics.of_model(name))
 
-    models = Models(loader(provider="cpu", threads=1, lanes=1, batcher_of=batcher_of), repository)
+    models = Models(
+        loader(provider="cpu", threads=1, concurrent_runs=1, batcher_of=batcher_of), repository
+    )
     models.load()
     models.warm_up()
     limits = Limits(chosen.max_rows, chosen.max_length, chosen.max_tokens, chosen.max_answer_bytes)

@@ -19,7 +19,7 @@ ONE: dict[str, Any] = {"model": "mha", "embeddings": [[0.5] * 24] * 2}
 @pytest.fixture(scope="module")
 def narrow(layers: Layers) -> Iterator[Server]:
     """Return a server that runs every call in parts, and whose answers are small."""
-    with Server(layers.repository, max_run_tokens=4, max_answer_bytes=2000) as running:
+    with Server(layers.repository, max_batch_tokens=4, max_answer_bytes=2000) as running:
         yield running
 
 

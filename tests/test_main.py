@@ -304,7 +304,11 @@ def test_caller_that_leaves_frees_the_engine_and_is_counted(layers: Layers) -> N
         "POST /v1/attention?model=mha HTTP/1.1\r\nHost: x\r\n"
         f"Content-Type: application/x-safetensors\r\nContent-Length: {len(content)}\r\n\r\n"
     ).encode()
-    limits: dict[str, Any] = {"max_run_tokens": 10**6, "max_run_cells": 10**9, "lanes": 1}
+    limits: dict[str, Any] = {
+        "max_batch_tokens": 10**6,
+        "max_batch_cells": 10**9,
+        "concurrent_runs": 1,
+    }
     with Server(layers.repository, **limits) as server:
         with connected(server) as running, connected(server) as queued:
             running.sendall(head + content)

@@ -35,7 +35,7 @@ def batcher_of(name: str, engine: Engine) -> Batcher:
 def load(repository: Path, *, default: str | None = None, provider: Provider = "cpu") -> Models:
     """Load with one thread."""
     models = Models(
-        loader(provider=provider, threads=2, lanes=2, batcher_of=batcher_of),
+        loader(provider=provider, threads=2, concurrent_runs=2, batcher_of=batcher_of),
         repository,
         default=default,
     )
@@ -135,13 +135,13 @@ class WrongEngine:
 
     layer = LayerConfig(8, 2)
     provider: Provider = "cpu"
-    lanes = 1
+    concurrent_runs = 1
 
     def __init__(self, answer: Outputs | None) -> None:
         self.answer = answer
 
     def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
     ) -> Outputs:
         """Answer what was planted."""
         if self.answer is None:

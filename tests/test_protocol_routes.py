@@ -327,7 +327,7 @@ def test_statistics_of_single_calls_count_rows_and_agree_with_what_each_was_told
 
 def test_statistics_of_a_call_that_runs_in_parts_count_each_run(repository: Path) -> None:
     """Five rows, two a run: three executions, and no longer than the call in all."""
-    with Server(repository, max_run_tokens=4) as server:
+    with Server(repository, max_batch_tokens=4) as server:
         infer(server, 5)
         found = stats(server)
 

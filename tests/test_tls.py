@@ -194,7 +194,11 @@ def request(verb: str, path: str, content: bytes) -> bytes:
 def test_caller_that_leaves_is_noticed(layers: Layers, files: Files) -> None:
     """A closed connection frees the engine, though it was TLS."""
     x = np.zeros((200, 256, 24), np.float32)
-    limits: dict[str, Any] = {"max_run_tokens": 10**6, "max_run_cells": 10**9, "lanes": 1}
+    limits: dict[str, Any] = {
+        "max_batch_tokens": 10**6,
+        "max_batch_cells": 10**9,
+        "concurrent_runs": 1,
+    }
     with tls_server(layers, files, **limits) as server:
         head = "POST /v1/attention?model=mha HTTP/1.1\r\nHost: x\r\n"
         content = save({"embeddings": x})

@@ -31,14 +31,14 @@ class FaultyEngine:
     answer: Callable[[Inputs, Outputs], Outputs] = _as_answered
     layer: LayerConfig = field(init=False)
     provider: Provider = field(init=False)
-    lanes: int = 1
+    concurrent_runs: int = 1
 
     def __post_init__(self) -> None:
         self.layer = self.engine.layer
         self.provider = self.engine.provider
 
     def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, beside: bool = False
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
     ) -> Outputs:
         """See `Engine.run`."""
         return self.answer(inputs, self.engine.run(self.ask(inputs), weights=weights, stop=stop))
