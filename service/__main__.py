@@ -13,7 +13,7 @@ import uvicorn
 
 from service import __version__
 from service.app import create_app
-from service.batcher import Batcher, QueueLimits
+from service.batcher import Batcher
 from service.batches import BatchLimits
 from service.cpu import CpuBudget, cpu_budget
 from service.engine import Engine
@@ -25,6 +25,7 @@ from service.logs import configure, event
 from service.metrics import Metrics
 from service.models import Models, loader
 from service.protocol import protocol_of
+from service.schedule import QueueLimits
 from service.settings import Settings
 from service.tls import tls_context
 from service.tracing import NoTracing, OpenTelemetry, Tracing

@@ -1,91 +1,36 @@
-"""The queue in front of an engine."""
+"""The event loop and the threads around a schedule: delivery, deadlines, stopping, closing."""
 
 import asyncio
-import threading
+import math
 
 import numpy as np
 import pytest
 
-from service.batcher import MAX_RUNS_PASSED, MIN_SHARE, Batcher, QueueLimits
+from service.batcher import Batcher
 from service.batches import BatchLimits
-from service.calls import Answer, Call, Inputs, Outputs, Run
-from service.contract import LayerConfig
-from service.engine import Engine, Provider, Stop
+from service.calls import Answer, Call, Inputs
+from service.engine import Engine
 from service.errors import DeadlineExceeded, Draining, InferenceFailed, QueueFull
-
-
-class HeldEngine:
-    """An engine that holds each run until it is let go, and remembers what it ran."""
-
-    layer = LayerConfig(1, 1)
-    provider: Provider = "cpu"
-
-    def __init__(self, concurrent_runs: int = 1) -> None:
-        self.concurrent_runs = concurrent_runs
-        self.free = threading.Event()
-        self.started = threading.Event()
-        self.ended = threading.Event()
-        self.ran: list[list[float]] = []
-        self.stopped = 0
-
-    def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
-    ) -> Outputs:
-        """Answer with the embeddings once let go; a negative number fails."""
-        self.started.set()
-        while not self.free.wait(0.005):
-            if stop is not None and stop.options.terminate:
-                self.stopped += 1
-                self.ended.set()
-                raise InferenceFailed("stopped")
-        marks = inputs.embeddings[:, 0, 0].tolist()
-        self.ran.append(marks)
-        if min(marks) < 0:
-            raise InferenceFailed("refused")
-        rows, length, _ = inputs.embeddings.shape
-        cells = np.ones((rows, 1, length, length), np.float32)
-        return Outputs(inputs.embeddings, cells if weights else None)
-
-
-class Seen:
-    """An observer that keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.depths: list[tuple[int, int]] = []
-        self.runs: list[Run] = []
-        self.drops: list[str] = []
-
-    def on_queue_change(self, calls: int, tokens: int) -> None:
-        """Keep it."""
-        self.depths.append((calls, tokens))
-
-    def on_run(self, run: Run) -> None:
-        """Keep it."""
-        self.runs.append(run)
-
-    def on_drop(self, where: str) -> None:
-        """Keep it."""
-        self.drops.append(where)
+from service.schedule import QueueLimits
+from tests.doubles import HeldEngine, PromptEngine, RecordingObserver
 
 
 def make(
     engine: Engine,
     *,
     max_calls: int = 99,
-    max_tokens: int = 9999,
     max_batch_tokens: int = 1,
-    max_waste: float = 0.25,
-    seen: Seen | None = None,
+    observer: RecordingObserver | None = None,
     inline_s: float = 0.0,
 ) -> Batcher:
-    """Return a batcher that joins nothing unless told to."""
-    queue = QueueLimits(max_calls, max_tokens, timeout_s=30)
-    limits = BatchLimits(max_batch_tokens, 10**6, max_waste)
-    return Batcher(engine, queue, limits, seen or Seen(), inline_s=inline_s)
+    """Return a batcher whose batches hold one token unless the arguments allow more."""
+    queue = QueueLimits(max_calls, 9999, timeout_s=30)
+    limits = BatchLimits(max_batch_tokens, 10**6, 0.25)
+    return Batcher(engine, queue, limits, observer or RecordingObserver(), inline_s=inline_s)
 
 
 def call(mark: float, *, rows: int = 1, length: int = 1, **options: object) -> Call:
-    """Return a call that can be told from others."""
+    """Return a call that holds its mark in every number."""
     block = np.full((rows, length, 1), mark, np.float32)
     return Call(Inputs(block), **options)  # type: ignore[arg-type]
 
@@ -102,31 +47,13 @@ def start(batcher: Batcher, *calls: Call) -> "list[asyncio.Task[Answer]]":
     return [asyncio.create_task(batcher.submit(call)) for call in calls]
 
 
-def test_submit_serves_urgent_calls_first_and_equals_in_turn() -> None:
-    """1 is the highest priority, 0 the default after all others."""
-
-    async def scenario() -> list[list[float]]:
-        engine = HeldEngine()
-        batcher = make(engine)
-        tasks = [await first_runs(batcher, engine)]
-        for mark, priority in ((1, 0), (2, 0), (3, 7), (4, 1)):
-            tasks += start(batcher, call(mark, priority=priority))
-        await asyncio.sleep(0)
-        engine.free.set()
-        await asyncio.gather(*tasks)
-        await batcher.close()
-        return engine.ran
-
-    assert asyncio.run(scenario()) == [[0], [4], [3], [1], [2]]
-
-
-def test_waiting_calls_are_joined_into_the_next_run() -> None:
-    """What waits while the engine is busy shares one run; each gets its own answer."""
-    seen = Seen()
+def test_waiting_calls_share_the_next_run() -> None:
+    """Calls that arrive while the engine is busy form one batch; each gets its own answer."""
+    observer = RecordingObserver()
 
     async def scenario() -> tuple[list[list[float]], list[Answer]]:
         engine = HeldEngine()
-        batcher = make(engine, max_batch_tokens=8, seen=seen)
+        batcher = make(engine, max_batch_tokens=8, observer=observer)
         first = await first_runs(batcher, engine)
         tasks = start(batcher, *(call(mark, rows=2) for mark in (1, 2, 3)))
         await asyncio.sleep(0)
@@ -139,12 +66,12 @@ def test_waiting_calls_are_joined_into_the_next_run() -> None:
     ran, answers = asyncio.run(scenario())
     assert ran == [[0], [1, 1, 2, 2, 3, 3]]
     assert [answer.output[:, 0, 0].tolist() for answer in answers] == [[1, 1], [2, 2], [3, 3]]
-    assert [(run.calls, run.rows) for run in seen.runs] == [(1, 1), (3, 6)]
+    assert [(run.calls, run.rows) for run in observer.runs] == [(1, 1), (3, 6)]
     assert all(answer.stages.queue_s > 0 for answer in answers)
 
 
 def test_call_without_weights_never_shares_a_run_with_one_that_wants_them() -> None:
-    """Asking for nothing extra costs nothing extra."""
+    """A call without weights does not pay for those of another."""
 
     async def scenario() -> list[list[float]]:
         engine = HeldEngine()
@@ -161,8 +88,8 @@ def test_call_without_weights_never_shares_a_run_with_one_that_wants_them() -> N
     assert asyncio.run(scenario()) == [[0], [1, 3], [2, 4]]
 
 
-def test_large_call_runs_in_parts_and_comes_back_whole() -> None:
-    """A call of any size occupies the engine for one part at a time."""
+def test_large_call_runs_in_slices_and_is_answered_as_one() -> None:
+    """A call of any size occupies the engine for one slice at a time."""
 
     async def scenario() -> tuple[list[int], list[Answer]]:
         engine = HeldEngine()
@@ -190,62 +117,17 @@ def test_large_call_runs_in_parts_and_comes_back_whole() -> None:
     assert [weights.shape for weights in mixed.weights()] == [(1, 1, 1), (1, 4, 4), (1, 2, 2)]
 
 
-def test_large_call_lets_a_small_one_pass_after_its_first_part() -> None:
-    """Who asks for much waits longer than who asks for little."""
-
-    async def scenario() -> list[float]:
-        engine = HeldEngine()
-        batcher = make(engine)
-        tasks = [await first_runs(batcher, engine)]
-        tasks += start(batcher, call(1, rows=9), call(2))
-        await asyncio.sleep(0)
-        engine.free.set()
-        await asyncio.gather(*tasks)
-        await batcher.close()
-        return [marks[0] for marks in engine.ran]
-
-    assert asyncio.run(scenario()) == [0, 1, 2, *[1] * 8]
-
-
-def test_call_passed_over_by_urgent_ones_is_served_after_a_bounded_number_of_runs() -> None:
-    """Priorities order the queue, but starve nobody."""
-
-    async def scenario() -> list[float]:
-        engine = HeldEngine()
-        batcher = make(engine, max_calls=999)
-        tasks = [await first_runs(batcher, engine)]
-        tasks += start(batcher, call(1))
-        tasks += start(batcher, *(call(2, priority=1) for _ in range(3 * MAX_RUNS_PASSED)))
-        await asyncio.sleep(0)
-        engine.free.set()
-        await asyncio.gather(*tasks)
-        await batcher.close()
-        return [marks[0] for marks in engine.ran]
-
-    ran = asyncio.run(scenario())
-    assert ran.index(1) == MAX_RUNS_PASSED + 1  # and the run that was under way
-
-
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({"max_calls": 3}, "queue: at most 3 calls may be in it, and so many are"),
-        ({"max_tokens": 6}, "queue: at most 6 tokens may be in it: it holds 6, this call has 2"),
-    ],
-    ids=["calls", "tokens"],
-)
-def test_submit_beyond_the_queue_is_refused_at_once(limits: dict[str, int], message: str) -> None:
-    """Nobody waits for a place to wait; what waits is not lost."""
-    seen = Seen()
+def test_submit_beyond_the_queue_is_refused_at_once() -> None:
+    """A refused call does not wait and is not counted; admitted calls are still answered."""
+    observer = RecordingObserver()
 
     async def scenario() -> int:
         engine = HeldEngine()
-        batcher = make(engine, seen=seen, **limits)
+        batcher = make(engine, observer=observer, max_calls=3)
         tasks = [await first_runs(batcher, engine), *start(batcher, call(1), call(2))]
         await asyncio.sleep(0)
-        with pytest.raises(QueueFull) as caught:
+        with pytest.raises(QueueFull, match="at most 3 calls may be in it") as caught:
             await batcher.submit(call(3))
-        assert message in str(caught.value)
         engine.free.set()
         await asyncio.gather(*tasks)
         await batcher.submit(call(4))
@@ -253,32 +135,19 @@ def test_submit_beyond_the_queue_is_refused_at_once(limits: dict[str, int], mess
         return caught.value.retry_after_s or 0
 
     assert asyncio.run(scenario()) == 1
-    assert max(seen.depths) == (3, 6)
-    assert seen.depths[-1] == (0, 0)
+    assert max(observer.depths) == (3, 6)
+    assert observer.depths[-1] == (0, 0)
 
 
-def test_submit_larger_than_an_empty_queue_is_served() -> None:
-    """A call within the limits of one call always has its turn."""
-
-    async def scenario() -> Answer:
-        engine = HeldEngine()
-        engine.free.set()
-        batcher = make(engine, max_tokens=1)
-        answer = await batcher.submit(call(1, rows=3))
-        await batcher.close()
-        return answer
-
-    assert asyncio.run(scenario()).output.shape == (3, 1, 1)
-
-
-def test_retry_after_is_the_time_the_queue_will_take() -> None:
-    """The number comes from the engine's own last runs."""
+def test_retry_after_follows_from_the_measured_runs() -> None:
+    """The throughput is that of the engine's own runs, not a guess."""
+    observer = RecordingObserver()
 
     async def scenario() -> int:
         engine = HeldEngine()
-        batcher = make(engine, max_calls=2)
+        batcher = make(engine, observer=observer, max_calls=2)
         first = await first_runs(batcher, engine)
-        await asyncio.sleep(0.5)  # the only measured run takes half a second for two tokens
+        await asyncio.sleep(0.5)  # so slow that the queue takes more than the least, one second
         engine.free.set()
         await first
         engine.free.clear()
@@ -291,16 +160,19 @@ def test_retry_after_is_the_time_the_queue_will_take() -> None:
         await batcher.close()
         return caught.value.retry_after_s or 0
 
-    assert 4 <= asyncio.run(scenario()) <= 8  # 16 tokens at 4 a second; the machine may be busy
+    retry_after_s = asyncio.run(scenario())
+    run = observer.runs[0]
+    assert retry_after_s == min(60, math.ceil(16 / (run.tokens / (run.assembly_s + run.compute_s))))
+    assert retry_after_s > 1
 
 
-def test_submit_past_its_deadline_is_told_and_never_run() -> None:
+def test_submit_past_its_deadline_fails_and_never_runs() -> None:
     """A call that waited too long costs the engine nothing."""
-    seen = Seen()
+    observer = RecordingObserver()
 
     async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = make(engine, seen=seen)
+        batcher = make(engine, observer=observer)
         first = await first_runs(batcher, engine)
         with pytest.raises(DeadlineExceeded, match=r"limit of 0\.01 s passed"):
             await batcher.submit(call(1, timeout_s=0.01))
@@ -310,38 +182,38 @@ def test_submit_past_its_deadline_is_told_and_never_run() -> None:
         return engine.ran
 
     assert asyncio.run(scenario()) == [[0]]
-    assert seen.drops == ["queued"]
+    assert observer.drops == ["queued"]
 
 
 def test_submit_whose_caller_left_is_never_run() -> None:
-    """A queued call ends with its caller."""
-    seen = Seen()
+    """A waiting call is dropped when its caller leaves."""
+    observer = RecordingObserver()
 
     async def scenario() -> list[list[float]]:
         engine = HeldEngine()
-        batcher = make(engine, seen=seen)
+        batcher = make(engine, observer=observer)
         first = await first_runs(batcher, engine)
         [left] = start(batcher, call(1))
         await asyncio.sleep(0)
         left.cancel()
-        await asyncio.wait([left])  # the engine's thread asks no loop what goes next
+        await asyncio.wait([left])  # the engine's thread takes the next run without the loop
         engine.free.set()
         await first
         await batcher.close()
         return engine.ran
 
     assert asyncio.run(scenario()) == [[0]]
-    assert seen.drops == ["queued"]
-    assert seen.depths[-1] == (0, 0)
+    assert observer.drops == ["queued"]
+    assert observer.depths[-1] == (0, 0)
 
 
 def test_run_that_nobody_waits_for_is_stopped() -> None:
     """The engine is free for the next call at once."""
-    seen = Seen()
+    observer = RecordingObserver()
 
     async def scenario() -> HeldEngine:
         engine = HeldEngine()
-        batcher = make(engine, seen=seen)
+        batcher = make(engine, observer=observer)
         first = await first_runs(batcher, engine)
         tasks = start(batcher, call(1))
         first.cancel()
@@ -354,11 +226,11 @@ def test_run_that_nobody_waits_for_is_stopped() -> None:
     engine = asyncio.run(scenario())
     assert engine.stopped == 1
     assert engine.ran == [[1]]
-    assert seen.drops == ["running"]
+    assert observer.drops == ["running"]
 
 
 def test_run_that_somebody_still_waits_for_goes_on() -> None:
-    """One caller's leaving is nobody else's loss."""
+    """A caller that leaves does not stop a run that others share."""
 
     async def scenario() -> tuple[int, Answer]:
         engine = HeldEngine()
@@ -384,7 +256,7 @@ def test_run_that_somebody_still_waits_for_goes_on() -> None:
 
 
 def test_submit_failed_run_fails_its_own_calls_only() -> None:
-    """The engine's refusal reaches who was in that run, and nobody later."""
+    """The engine's error reaches the calls of that run, and no later one."""
 
     async def scenario() -> list[object]:
         engine = HeldEngine()
@@ -400,7 +272,7 @@ def test_submit_failed_run_fails_its_own_calls_only() -> None:
 
 
 def test_close_finishes_what_waits_and_refuses_what_comes() -> None:
-    """Accepted is answered; a late call is told to come back."""
+    """Admitted calls are answered; a later one is refused as draining."""
 
     async def scenario() -> list[list[float]]:
         engine = HeldEngine()
@@ -423,31 +295,8 @@ def test_close_of_an_unused_batcher_is_quiet() -> None:
     asyncio.run(make(HeldEngine()).close())
 
 
-class PromptEngine:
-    """An engine that answers at once, and remembers where and how it ran."""
-
-    layer = LayerConfig(1, 1)
-    provider: Provider = "cpu"
-
-    def __init__(self, concurrent_runs: int = 1) -> None:
-        self.concurrent_runs = concurrent_runs
-        self.ran: list[tuple[list[float], bool, bool]] = []
-        """The marks, whether other runs were going on, and whether it was on the main thread."""
-
-    def run(
-        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
-    ) -> Outputs:
-        """Answer with the embeddings; a negative number fails in an unexpected way."""
-        marks = inputs.embeddings[:, 0, 0].tolist()
-        on_main = threading.current_thread() is threading.main_thread()
-        self.ran.append((marks, concurrent, on_main))
-        if min(marks) < 0:
-            raise MemoryError
-        return Outputs(inputs.embeddings, None)
-
-
-def test_what_is_little_and_alone_is_run_on_the_loop() -> None:
-    """Once the engine's pace is known; a large one goes to a thread."""
+def test_small_batch_that_is_alone_runs_inline_on_the_loop() -> None:
+    """Once the throughput is known; a large batch goes to a thread."""
 
     async def scenario() -> list[tuple[list[float], bool, bool]]:
         engine = PromptEngine()
@@ -455,19 +304,19 @@ def test_what_is_little_and_alone_is_run_on_the_loop() -> None:
         for _ in range(99):  # the thread may be quick enough to take the next one, too
             await batcher.submit(call(1))
             await asyncio.sleep(0.001)
-        await batcher.submit(call(2, rows=10**6))  # at the pace of one row, far above
+        await batcher.submit(call(2, rows=10**6))  # at the throughput of one row, far above 0.5 s
         await batcher.close()
         return engine.ran
 
     first, *others, last = asyncio.run(scenario())
-    assert not first[2]  # nobody knows yet how long it takes
+    assert not first[2]  # its duration cannot be estimated yet
     assert any(on_main for _, _, on_main in others)
     assert not last[2]
     assert not any(concurrent for _, concurrent, _ in (first, *others, last))
 
 
 def test_calls_of_one_turn_of_the_loop_share_a_run() -> None:
-    """The first of them does not run ahead of those that have come with it."""
+    """The first of them waits for those that the loop has received with it."""
 
     async def scenario() -> list[tuple[list[float], bool, bool]]:
         engine = PromptEngine()
@@ -482,7 +331,7 @@ def test_calls_of_one_turn_of_the_loop_share_a_run() -> None:
 
 
 def test_concurrent_runs_overlap_and_are_marked() -> None:
-    """Two calls that cannot be joined are in the engine together; each is right."""
+    """Two calls that cannot share a batch are in the engine together; each is right."""
 
     async def scenario() -> tuple[HeldEngine, list[Answer]]:
         engine = HeldEngine(concurrent_runs=2)
@@ -499,23 +348,8 @@ def test_concurrent_runs_overlap_and_are_marked() -> None:
 
     engine, answers = asyncio.run(scenario())
     assert sorted(engine.ran) == [[0], [1], [2]]
+    assert (engine.concurrent[0], engine.concurrent[1]) == (False, True)
     assert [answer.output.item() for answer in answers] == [0, 1, 2]
-
-
-def test_waiting_calls_are_shared_among_concurrent_runs() -> None:
-    """One run does not take all and leave the other thread idle."""
-
-    async def scenario() -> list[tuple[list[float], bool, bool]]:
-        engine = PromptEngine(concurrent_runs=2)
-        batcher = make(engine, max_batch_tokens=10**6, inline_s=0)
-        await asyncio.gather(*start(batcher, *(call(mark, rows=MIN_SHARE) for mark in range(4))))
-        await batcher.close()
-        return engine.ran
-
-    ran = asyncio.run(scenario())
-    assert sum(len(marks) for marks, _, _ in ran) == 4 * MIN_SHARE
-    assert max(len(marks) for marks, _, _ in ran) == 2 * MIN_SHARE
-    assert ran[0][1]  # it knew that more was waiting
 
 
 def test_rows_of_one_call_in_concurrent_runs_come_back_in_one_answer() -> None:
@@ -544,36 +378,6 @@ def test_run_that_fails_unexpectedly_leaves_its_thread_usable() -> None:
         return answer
 
     assert asyncio.run(scenario()).output.item() == 1
-
-
-@pytest.mark.parametrize(
-    ("lengths", "max_waste", "ran"),
-    [
-        ((4, 4, 4), 0, [[0, 1, 2]]),
-        ((40, 41), 0, [[0], [1]]),
-        ((40, 41), 0.25, [[0, 1]]),
-        ((40, 60, 40), 0, [[0], [1], [2]]),
-        ((4, 6, 4), 0, [[0, 2], [1]]),
-    ],
-    ids=["equal", "unequal", "padding allowed", "long: each in turn", "short: one is passed"],
-)
-def test_calls_share_a_run_where_that_saves_more_than_it_delays(
-    lengths: tuple[int, ...], max_waste: float, ran: list[list[float]]
-) -> None:
-    """Padding is for the settings to allow; who is passed must gain more than it waits."""
-
-    async def scenario() -> list[list[float]]:
-        engine = HeldEngine()
-        batcher = make(engine, max_batch_tokens=10**6, max_waste=max_waste)
-        tasks = [await first_runs(batcher, engine)]
-        tasks += start(batcher, *(call(mark, length=size) for mark, size in enumerate(lengths)))
-        await asyncio.sleep(0)
-        engine.free.set()
-        await asyncio.gather(*tasks)
-        await batcher.close()
-        return engine.ran
-
-    assert asyncio.run(scenario()) == [[0], *ran]
 
 
 def test_call_past_its_deadline_at_dispatch_is_not_run() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 import pytest
 
-from service.batcher import Batcher, QueuedCall, QueueLimits
+from service.batcher import Batcher, QueuedCall
 from service.batches import BatchLimits
 from service.calls import Answer, Call
 from service.engine import Engine
@@ -29,6 +29,7 @@ from service.life import Life
 from service.metrics import Metrics
 from service.models import Models, loader
 from service.pieces import Chunk
+from service.schedule import QueueLimits
 from service.settings import Settings
 from service.shapes import Limits
 from service.statistics import Statistics

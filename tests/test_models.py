@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.batcher import Batcher, QueueLimits
+from service.batcher import Batcher
 from service.batches import BatchLimits
 from service.calls import Floats, Inputs, Outputs
 from service.contract import LayerConfig
@@ -22,6 +22,7 @@ from service.errors import (
 )
 from service.metrics import Metrics
 from service.models import Model, Models, loader
+from service.schedule import QueueLimits
 from tests.support.layers import Layers
 
 

@@ -7,12 +7,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batcher import Batcher, QueueLimits
+from service.batcher import Batcher
 from service.batches import BatchLimits
 from service.calls import Call, Inputs, Run, Stages
 from service.errors import InferenceFailed
+from service.schedule import QueueLimits
 from service.statistics import ModelStatistics, Statistics
-from tests.test_batcher import HeldEngine, Seen
+from tests.doubles import HeldEngine, RecordingObserver
 
 ZERO = {"count": 0, "ns": 0}
 
@@ -154,13 +155,13 @@ def test_of_keeps_names_and_versions_apart() -> None:
     assert fails == [2, 0, 0]
 
 
-def joined(*marks: tuple[float, ModelStatistics | None]) -> tuple[list[object], Seen]:
+def joined(*marks: tuple[float, ModelStatistics | None]) -> tuple[list[object], RecordingObserver]:
     """Run calls of two rows each as one run; return how they ended, and what was observed."""
-    engine, seen = HeldEngine(), Seen()
+    engine, observer = HeldEngine(), RecordingObserver()
 
     async def go() -> list[object]:
         queue, limits = QueueLimits(99, 9999, timeout_s=30), BatchLimits(99, 10**6, 0.25)
-        batcher = Batcher(engine, queue, limits, seen, inline_s=0.0)
+        batcher = Batcher(engine, queue, limits, observer, inline_s=0.0)
         calls = [
             batcher.submit(
                 Call(Inputs(np.full((2, 1, 1), mark, np.float32))),
@@ -173,7 +174,7 @@ def joined(*marks: tuple[float, ModelStatistics | None]) -> tuple[list[object], 
         await batcher.close()
         return ended
 
-    return asyncio.run(go()), seen
+    return asyncio.run(go()), observer
 
 
 def executions(counted: ModelStatistics) -> list[Any]:
@@ -190,10 +191,10 @@ def test_run_that_joins_calls_of_one_model_is_one_execution() -> None:
     """Three calls, one run: that is what joining is for."""
     counted = ModelStatistics("tiny", 1)
 
-    ended, seen = joined((1, counted), (2, counted), (3, counted))
+    ended, observer = joined((1, counted), (2, counted), (3, counted))
 
     assert len(ended) == 3
-    assert [run.calls for run in seen.runs] == [3]
+    assert [run.calls for run in observer.runs] == [3]
     assert executions(counted) == [1, [(6, 1)]]
 
 
@@ -201,9 +202,9 @@ def test_run_that_joins_calls_of_two_models_is_an_execution_of_each() -> None:
     """Either model ran; a call that names none is nobody's."""
     plain, weights = ModelStatistics("tiny", 1), ModelStatistics("tiny-weights", 1)
 
-    _, seen = joined((1, plain), (2, weights), (3, None), (4, plain))
+    _, observer = joined((1, plain), (2, weights), (3, None), (4, plain))
 
-    assert [run.calls for run in seen.runs] == [4]
+    assert [run.calls for run in observer.runs] == [4]
     assert executions(plain) == executions(weights) == [1, [(8, 1)]]
 
 

@@ -27,6 +27,7 @@ ROWS = [
         "parity",
     },
     {"engine", "batches", "metrics", "statistics", "keys", "tls"},
+    {"schedule"},
     {"batcher"},
     {
         "journal",
@@ -116,6 +117,13 @@ def test_one_file_imports_onnxruntime() -> None:
     importers = [f for f in files if any(n.startswith("onnxruntime") for n in imports_of(f))]
 
     assert importers == [ROOT / "service" / "engine.py"]
+
+
+def test_schedule_imports_no_clock_thread_or_loop() -> None:
+    """Time is an argument there, so that every order of events can be tested."""
+    heads = {name.split(".")[0] for name in imports_of(ROOT / "service" / "schedule.py")}
+
+    assert not heads & {"asyncio", "concurrent", "threading", "time", "onnxruntime"}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "export").glob("*.py")), ids=lambda f: f.stem)

@@ -1,11 +1,15 @@
 """Stand-ins that pass through the real interfaces."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from service.calls import Inputs, Outputs
+import numpy as np
+
+from service.calls import Inputs, Outputs, Run
 from service.contract import LayerConfig
 from service.engine import Engine, Provider, Stop
+from service.errors import InferenceFailed
 
 
 def _as_asked(inputs: Inputs) -> Inputs:
@@ -42,3 +46,83 @@ class FaultyEngine:
     ) -> Outputs:
         """See `Engine.run`."""
         return self.answer(inputs, self.engine.run(self.ask(inputs), weights=weights, stop=stop))
+
+
+class HeldEngine:
+    """An engine that holds each run until `free` is set, and records what it ran."""
+
+    layer = LayerConfig(1, 1)
+    provider: Provider = "cpu"
+
+    def __init__(self, concurrent_runs: int = 1) -> None:
+        self.concurrent_runs = concurrent_runs
+        self.free = threading.Event()
+        self.started = threading.Event()
+        self.ended = threading.Event()
+        self.ran: list[list[float]] = []
+        self.concurrent: dict[float, bool] = {}
+        """Whether it was a concurrent run, by the first mark of each."""
+        self.stopped = 0
+
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
+    ) -> Outputs:
+        """Answer with the embeddings once `free` is set; a negative number fails."""
+        self.started.set()
+        while not self.free.wait(0.005):
+            if stop is not None and stop.options.terminate:
+                self.stopped += 1
+                self.ended.set()
+                raise InferenceFailed("stopped")
+        marks = inputs.embeddings[:, 0, 0].tolist()
+        self.ran.append(marks)
+        self.concurrent[marks[0]] = concurrent
+        if min(marks) < 0:
+            raise InferenceFailed("refused")
+        rows, length, _ = inputs.embeddings.shape
+        cells = np.ones((rows, 1, length, length), np.float32)
+        return Outputs(inputs.embeddings, cells if weights else None)
+
+
+class RecordingObserver:
+    """An observer of a batcher that keeps what it receives."""
+
+    def __init__(self) -> None:
+        self.depths: list[tuple[int, int]] = []
+        self.runs: list[Run] = []
+        self.drops: list[str] = []
+
+    def on_queue_change(self, calls: int, tokens: int) -> None:
+        """Keep it."""
+        self.depths.append((calls, tokens))
+
+    def on_run(self, run: Run) -> None:
+        """Keep it."""
+        self.runs.append(run)
+
+    def on_drop(self, where: str) -> None:
+        """Keep it."""
+        self.drops.append(where)
+
+
+class PromptEngine:
+    """An engine that answers at once, and records where and how it ran."""
+
+    layer = LayerConfig(1, 1)
+    provider: Provider = "cpu"
+
+    def __init__(self, concurrent_runs: int = 1) -> None:
+        self.concurrent_runs = concurrent_runs
+        self.ran: list[tuple[list[float], bool, bool]] = []
+        """The marks, whether it was a concurrent run, and whether it was on the main thread."""
+
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
+    ) -> Outputs:
+        """Answer with the embeddings; a negative number fails in an unexpected way."""
+        marks = inputs.embeddings[:, 0, 0].tolist()
+        on_main = threading.current_thread() is threading.main_thread()
+        self.ran.append((marks, concurrent, on_main))
+        if min(marks) < 0:
+            raise MemoryError
+        return Outputs(inputs.embeddings, None)
