@@ -187,7 +187,9 @@ class Batcher:
             Draining: after `close`.
         """
         slices = slices_of(call, self._batch_limits)
-        tokens = sum([slice_.tokens for slice_ in slices])
+        tokens = 0
+        for slice_ in slices:
+            tokens += slice_.tokens
         loop = asyncio.get_running_loop()
         self._admission.add(tokens)
         timeout_s = self._default_timeout_s if call.timeout_s is None else call.timeout_s

@@ -85,12 +85,20 @@ def test_large_call_lets_a_small_one_pass_after_its_first_slice() -> None:
     ("lengths", "max_waste", "ran"),
     [
         ((4, 4, 4), 0, [[0, 1, 2]]),
+        ((20,) * 5, 0, [[0, 1, 2, 3, 4]]),
         ((40, 41), 0, [[0], [1]]),
         ((40, 41), 0.25, [[0, 1]]),
         ((40, 60, 40), 0, [[0], [1], [2]]),
         ((4, 6, 4), 0, [[0, 2], [1]]),
     ],
-    ids=["equal", "unequal", "padding allowed", "long: each in turn", "short: one is passed"],
+    ids=[
+        "equal",
+        "equal: none is passed",
+        "unequal",
+        "padding allowed",
+        "long: each in turn",
+        "short: one is passed",
+    ],
 )
 def test_calls_share_a_run_where_that_saves_more_than_it_delays(
     lengths: tuple[int, ...], max_waste: float, ran: list[list[int]]
@@ -117,6 +125,16 @@ def test_waiting_calls_are_shared_among_concurrent_runs() -> None:
     assert third is None  # both runs are in progress
     assert [first.batch.rows, second.batch.rows] == [2 * MIN_SHARE, MIN_SHARE]
     assert (first.is_alone, second.is_alone) == (False, False)
+
+
+def test_slice_that_does_not_fit_ends_the_search_in_its_priority() -> None:
+    """Slices of less similar length are not tried: the one that is nearest goes first."""
+    limits = BatchLimits(20, 10**6, 0.25)
+    schedule: Schedule[Caller] = Schedule(limits, 1)
+    for mark, (rows, length) in enumerate([(1, 10), (2, 10), (1, 9)]):
+        add(schedule, mark, call(rows=rows, length=length), limits=limits)
+
+    assert drain(schedule) == [[0], [1], [2]]
 
 
 def test_take_leaves_out_calls_that_are_over_or_late() -> None:
