@@ -15,7 +15,7 @@ from service.calls import Answer, Call, Run, Stages
 
 
 class Direct(batcher.Batcher):
-    """A batcher that neither waits, joins nor counts."""
+    """A batcher without queue, batches or counters."""
 
     def enter(
         self,

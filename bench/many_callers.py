@@ -1,5 +1,5 @@
 """
-Many callers at once: joined against alone, under load and beyond it.
+Many callers at once: batched against alone, under load and beyond it.
 
     python -m bench.many_callers [mixed] [single] [overload] [health]
 

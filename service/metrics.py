@@ -117,7 +117,7 @@ class Metrics(Collector):
             labels=["stage", "model"],
         )
         runs = {
-            "calls": _histogram("headwise_run_calls", "Calls joined in one run"),
+            "calls": _histogram("headwise_run_calls", "Calls that share one run"),
             "rows": _histogram("headwise_run_rows", "Sequences in one run"),
             "padding": _histogram(
                 "headwise_run_padding_share", "Share of padding among the tokens of one run"

@@ -12,7 +12,7 @@ from service.calls import Answer, Call, Inputs
 from service.engine import Engine
 from service.errors import DeadlineExceeded, Draining, InferenceFailed, QueueFull
 from service.schedule import QueueLimits
-from tests.doubles import HeldEngine, PromptEngine, RecordingObserver
+from tests.support.doubles import HeldEngine, PromptEngine, RecordingObserver
 
 
 def make(

@@ -13,7 +13,7 @@ from service.calls import Call, Inputs, Run, Stages
 from service.errors import InferenceFailed
 from service.schedule import QueueLimits
 from service.statistics import ModelStatistics, Statistics
-from tests.doubles import HeldEngine, RecordingObserver
+from tests.support.doubles import HeldEngine, RecordingObserver
 
 ZERO = {"count": 0, "ns": 0}
 
@@ -49,7 +49,7 @@ def test_document_before_any_call_has_every_field() -> None:
 
 
 def test_answered_adds_rows_and_the_times_of_each_stage() -> None:
-    """Sequences are counted, not calls; joining and taking apart are told apart."""
+    """Sequences are counted, not calls; batching and splitting are counted apart."""
     counted = ModelStatistics("tiny", 1)
 
     counted.answered(3, Stages(0.5, 0.25, 2.0, splitting_s=0.125), 4.0)
@@ -155,7 +155,7 @@ def test_of_keeps_names_and_versions_apart() -> None:
     assert fails == [2, 0, 0]
 
 
-def joined(*marks: tuple[float, ModelStatistics | None]) -> tuple[list[object], RecordingObserver]:
+def batched(*marks: tuple[float, ModelStatistics | None]) -> tuple[list[object], RecordingObserver]:
     """Run calls of two rows each as one run; return how they ended, and what was observed."""
     engine, observer = HeldEngine(), RecordingObserver()
 
@@ -188,10 +188,10 @@ def executions(counted: ModelStatistics) -> list[Any]:
 
 
 def test_run_that_joins_calls_of_one_model_is_one_execution() -> None:
-    """Three calls, one run: that is what joining is for."""
+    """Three calls, one run: that is what batching is for."""
     counted = ModelStatistics("tiny", 1)
 
-    ended, observer = joined((1, counted), (2, counted), (3, counted))
+    ended, observer = batched((1, counted), (2, counted), (3, counted))
 
     assert len(ended) == 3
     assert [run.calls for run in observer.runs] == [3]
@@ -202,7 +202,7 @@ def test_run_that_joins_calls_of_two_models_is_an_execution_of_each() -> None:
     """Either model ran; a call that names none is nobody's."""
     plain, weights = ModelStatistics("tiny", 1), ModelStatistics("tiny-weights", 1)
 
-    _, observer = joined((1, plain), (2, weights), (3, None), (4, plain))
+    _, observer = batched((1, plain), (2, weights), (3, None), (4, plain))
 
     assert [run.calls for run in observer.runs] == [4]
     assert executions(plain) == executions(weights) == [1, [(8, 1)]]
@@ -212,7 +212,7 @@ def test_run_that_fails_is_no_execution() -> None:
     """Only what gave answers is counted."""
     counted = ModelStatistics("tiny", 1)
 
-    ended, _ = joined((-1, counted))
+    ended, _ = batched((-1, counted))
 
     assert isinstance(ended[0], InferenceFailed)
     assert executions(counted) == [0, []]
