@@ -38,18 +38,20 @@ from service.logs import LOGGER, event
 from service.models import Model, Models
 from service.oip_request import split_model_name
 from service.openapi import (
-    LOG_SETTINGS,
-    MODEL_METADATA,
-    MODEL_STATISTICS,
     NAME_PARAMETER,
     REGION_PARAMETER,
-    REPOSITORY_INDEX,
-    SERVER_METADATA,
-    TRACE_SETTINGS,
     VERSION_PARAMETER,
     json_body,
     problems,
     responses,
+)
+from service.schemas import (
+    LOG_SETTINGS,
+    MODEL_METADATA,
+    MODEL_STATISTICS,
+    REPOSITORY_INDEX,
+    SERVER_METADATA,
+    TRACE_SETTINGS,
 )
 from service.settings import Settings
 from service.statistics import Statistics

@@ -12,7 +12,8 @@ from service.errors import Draining, NotReady, UnknownModel
 from service.life import Life
 from service.metrics import CONTENT_TYPE, Metrics
 from service.models import Model, Models
-from service.openapi import ERROR, NAME_PARAMETER, responses
+from service.openapi import NAME_PARAMETER, responses
+from service.schemas import ERROR
 from service.settings import Settings
 from service.shapes import Limits
 

@@ -44,6 +44,7 @@ ROWS = [
     {"json_codec", "safetensors_codec", "oip_request", "exchange", "gathering", "compression"},
     {"oip_response"},
     {"problems"},
+    {"schemas"},
     {"middleware", "openapi", "control"},
     {"express"},
     {"protocol", "routes", "protocol_routes", "shared_memory_routes", "inference"},
