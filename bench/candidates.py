@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 
 from bench.turns import Array, Prepare, Run, embeddings_of, once
+from service.artifact import read_graph
 from service.calls import Inputs
 from service.contract import LayerConfig
 from service.engine import OnnxEngine
@@ -26,7 +27,7 @@ PEAK_SIZES: Final = (1024, 2048, 2048)
 def engine(graph: Path, config: LayerConfig, threads: int) -> Prepare:
     """Return Headwise's engine, with its memory as the server sets it up."""
     keep_blocks()
-    ours = OnnxEngine(graph, config, threads=threads)
+    ours = OnnxEngine(read_graph(graph), config, threads=threads)
 
     def prepare(embeddings: Array, weights: bool) -> Run:
         inputs = Inputs(embeddings)
@@ -194,7 +195,8 @@ def _torch_layer(graph: Path, config: LayerConfig) -> Any:
     from export.sources import from_state
 
     origin: dict[str, str | int] = {"kind": "graph"}
-    return from_state(read_state(graph, config), config.num_heads, origin=origin).reference
+    state = read_state(read_graph(graph), config)
+    return from_state(state, config.num_heads, origin=origin).reference
 
 
 def _session(model: Path | bytes, threads: int) -> onnxruntime.InferenceSession:

@@ -29,6 +29,7 @@ from bench.many_callers import GRAPH, publish
 from bench.results import Results, Sample, Work, results_of, spread
 from bench.servers import headwise
 from bench.turns import Candidate, embeddings_of, once
+from service.artifact import read_graph
 from service.calls import Inputs
 from service.contract import GRAPH_FILE, MANIFEST_FILE, LayerConfig
 from service.cpu import cpu_budget
@@ -254,7 +255,7 @@ def peak_mb(graph: Path, config: LayerConfig, shape: tuple[int, int], threads: i
     embeddings are there, to the most while the call runs; its answer is in it.
     """
     keep_blocks()
-    ours = OnnxEngine(graph, config, threads=threads)
+    ours = OnnxEngine(read_graph(graph), config, threads=threads)
     ours.run(Inputs(embeddings_of((1, 1), config.embed_dim)), weights=True)
     inputs = Inputs(embeddings_of(shape, config.embed_dim))
     Path("/proc/self/clear_refs").write_text(_RESET_PEAK)

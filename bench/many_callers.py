@@ -27,6 +27,7 @@ from loadtest.drive import closed_load, open_load
 from loadtest.endpoint import Endpoint, request_bytes
 from loadtest.plan import Plan
 from loadtest.records import FAILURES, GOOD, Records
+from service.artifact import read_graph
 from service.batches import (
     Batch,
     BatchLimits,
@@ -210,7 +211,7 @@ def infer_request(rows: int, length: int, *, model: str = "mha") -> bytes:
 
 def _engine_rate(lengths: list[int]) -> float:
     """Return calls a second of the engine alone, the mix sorted and batched by hand."""
-    engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2)
+    engine = OnnxEngine(read_graph(GRAPH), LayerConfig(WIDTH, 12), threads=2)
     settings = Settings()
     limits = BatchLimits(settings.max_batch_tokens, settings.max_batch_cells, settings.padding)
     batches: list[Batch] = []

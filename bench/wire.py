@@ -32,6 +32,7 @@ from bench.servers import HOST, Peer, echo, headwise, plain
 from bench.shared_request import shared_request
 from loadtest.endpoint import request_bytes
 from service import json_codec
+from service.artifact import read_graph
 from service.calls import Answer, Inputs, Stages
 from service.contract import LayerConfig
 from service.engine import OnnxEngine
@@ -62,7 +63,7 @@ def binary() -> None:
     """One client, [1, 8]: against a bare echo of the same bytes and the engine's own run."""
     request = infer_request(1, 8)
     keep_blocks()
-    engine = OnnxEngine(GRAPH, LayerConfig(WIDTH, 12), threads=2, concurrent_runs=2)
+    engine = OnnxEngine(read_graph(GRAPH), LayerConfig(WIDTH, 12), threads=2, concurrent_runs=2)
     inputs = Inputs(np.random.default_rng(8).standard_normal((1, 8, WIDTH)).astype(np.float32))
     seen: dict[str, list[float]] = {"headwise": [], "echo": [], "engine": []}
     with headwise(REPOSITORY) as ours, echo() as floor:

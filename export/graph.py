@@ -17,14 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import onnx
 import onnx.inliner
 import torch
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from onnx.numpy_helper import to_array
 from onnxscript import opset23, script, values
 from torch import Tensor, nn
 
 from export.attention import MultiHeadAttention
+from service.artifact import Graph
 from service.contract import (
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
@@ -84,15 +87,15 @@ def write_graph(layer: MultiHeadAttention, path: Path) -> list[str]:
     return messages
 
 
-def read_state(path: Path, config: LayerConfig) -> dict[str, Tensor]:
+def read_state(graph: Graph, config: LayerConfig) -> dict[str, Tensor]:
     """
     Return the weights in a graph of `write_graph`, as an `nn.MultiheadAttention` state dict.
 
     Raises:
         ValueError: the graph is not laid out as `write_graph` does.
     """
-    model = onnx.load(path)
-    constants = {tensor.name: to_array(tensor) for tensor in model.graph.initializer}
+    model = onnx.load_model_from_string(graph.model)
+    constants = {tensor.name: _constant(tensor, graph) for tensor in model.graph.initializer}
     matrices, biases = [], []
     for node in model.graph.node:
         name = next((name for name in node.input if name in constants), None)
@@ -116,6 +119,18 @@ def read_state(path: Path, config: LayerConfig) -> dict[str, Tensor]:
     if config.bias:
         state |= {"in_proj_bias": torch.cat(biases[:-1]), "out_proj.bias": biases[-1]}
     return state
+
+
+def _constant(tensor: onnx.TensorProto, graph: Graph) -> npt.NDArray[Any]:
+    """Return a constant's values; those of an external one from the graph's own weights."""
+    if uses_external_data(tensor):
+        info = ExternalDataInfo(tensor)
+        if info.location != WEIGHTS_FILE:
+            raise ValueError(f"graph: expected weights in {WEIGHTS_FILE} only")
+        start, length = info.offset or 0, info.length or 0
+        tensor.raw_data = graph.weights[start : start + length]
+        tensor.data_location = onnx.TensorProto.DEFAULT
+    return to_array(tensor)
 
 
 class _Exportable(nn.Module):

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import hashlib
 import importlib.metadata
 import os
 import shutil
@@ -16,10 +17,15 @@ from safetensors.numpy import save_file
 from export.gate import Cell, GateFailed, Report, pass_gate
 from export.graph import read_state, write_graph
 from export.sources import Source, SourceInvalid, from_state
-from service.artifact import Artifact, published_versions, read_artifact, sha256_of
+from service.artifact import (
+    Artifact,
+    Graph,
+    published_versions,
+    read_artifact,
+    read_graph,
+)
 from service.calls import Inputs
 from service.contract import (
-    ARTIFACT_FILES,
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
@@ -30,6 +36,7 @@ from service.contract import (
     MEMORY,
     OUTPUT,
     PLAIN_OUTPUT,
+    WEIGHTS_FILE,
     FileEntry,
     Manifest,
 )
@@ -63,14 +70,15 @@ def publish(
         for text in write_graph(source.layer, staging / GRAPH_FILE):
             on_warning(text)
         try:
-            engine = OnnxEngine(staging / GRAPH_FILE, source.config, threads=threads)
+            graph = read_graph(staging / GRAPH_FILE)
+            engine = OnnxEngine(graph, source.config, threads=threads)
         except ArtifactUnreadable as error:
             raise GateFailed(str(error)) from error
         report = pass_gate(engine, source, on_cell=on_cell)
         _write_golden(source, staging / GOLDEN_FILE, report.input_scale)
         versions = published_versions(repository, name)
         version = versions[-1] + 1 if versions else 1
-        manifest = _manifest(source, report, staging, name, version)
+        manifest = _manifest(source, report, _entries(graph, staging), name, version)
         (staging / MANIFEST_FILE).write_text(manifest.to_json())
         _open_to_readers(staging)
         target = repository / name / str(version)
@@ -91,12 +99,12 @@ def verify(
     """
     artifact = read_artifact(path)
     layer = artifact.manifest.layer
-    engine = OnnxEngine(artifact.graph_path, layer, threads=threads)
+    engine = OnnxEngine(artifact.graph, layer, threads=threads)
     try:
-        state = read_state(artifact.graph_path, layer)
+        state = read_state(artifact.graph, layer)
         source = from_state(state, layer.num_heads, origin=dict(artifact.manifest.source))
     except (ValueError, SourceInvalid) as error:
-        raise GateFailed(f"{artifact.graph_path}: {error}") from error
+        raise GateFailed(f"{artifact.graph.path}: {error}") from error
     _check_golden(artifact, source)
     return pass_gate(engine, source, on_cell=on_cell)
 
@@ -121,11 +129,22 @@ def _open_to_readers(directory: Path) -> None:
         file.chmod(0o666 & ~umask)
 
 
-def _manifest(source: Source, report: Report, directory: Path, name: str, version: int) -> Manifest:
-    files = {
-        file: FileEntry(sha256_of(directory / file), (directory / file).stat().st_size)
-        for file in ARTIFACT_FILES
+def _entries(graph: Graph, directory: Path) -> dict[str, FileEntry]:
+    """Return what the manifest says of each file: of the graph, the very bytes that were proven."""
+    contents = {
+        GRAPH_FILE: graph.model,
+        WEIGHTS_FILE: graph.weights,
+        GOLDEN_FILE: (directory / GOLDEN_FILE).read_bytes(),
     }
+    return {
+        name: FileEntry(hashlib.sha256(content).hexdigest(), len(content))
+        for name, content in contents.items()
+    }
+
+
+def _manifest(
+    source: Source, report: Report, files: dict[str, FileEntry], name: str, version: int
+) -> Manifest:
     packages = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "headwise")
     return Manifest(
         name=name,

@@ -28,7 +28,7 @@ def of_artifact(
     """
     try:
         artifact = read_artifact(find_artifacts(repository)[model])
-        engine = OnnxEngine(artifact.graph_path, artifact.manifest.layer)
+        engine = OnnxEngine(artifact.graph, artifact.manifest.layer)
     except KeyError:
         raise UsageWrong(f"--repository: {repository}: holds no artifact {model}") from None
     except (StartRefused, OSError) as error:

@@ -1,21 +1,28 @@
 """
 Read a published artifact from its directory, trusting nothing but its checksums.
 
+Every file is read once, and the bytes that were checked are the bytes that are used:
+what happens to the files afterwards changes nothing.
+
 Knows files, pydantic (to read the manifest strictly) and safetensors (to read
 the golden answers); does not know what runs the graph.
 """
 
+import contextlib
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load
 
 from service.contract import (
     ARTIFACT_FILES,
@@ -30,6 +37,8 @@ from service.contract import (
     NAME_PATTERN,
     OUTPUT,
     PLAIN_OUTPUT,
+    WEIGHTS_FILE,
+    FileEntry,
     Manifest,
     is_valid_name,
     is_valid_version,
@@ -37,6 +46,9 @@ from service.contract import (
 from service.errors import ArtifactUnreadable
 
 _MANIFEST = TypeAdapter(Manifest)
+
+_MAX_MANIFEST_BYTES: Final = 16 * 2**20
+"""A thousand times what the exporter writes: the manifest says how large the other files are."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +67,24 @@ class Golden:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """An ONNX graph and its weights in memory, as the runtime takes them."""
+
+    path: Path
+    """Where it was read from: for messages only."""
+    model: bytes = field(repr=False)
+    weights: bytes = field(repr=False)
+    """The content of `WEIGHTS_FILE`, the only external file that `model` may name."""
+
+
+@dataclass(frozen=True)
 class Artifact:
-    """One artifact whose files are exactly those that were published."""
+    """One artifact, in memory; its bytes are those that were published."""
 
     path: Path
     manifest: Manifest
     golden: Golden
-
-    @property
-    def graph_path(self) -> Path:
-        """The ONNX file; its weights lie beside it."""
-        return self.path / GRAPH_FILE
+    graph: Graph
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -81,8 +100,31 @@ def read_artifact(path: Path) -> Artifact:
         if name not in manifest.files:
             raise ArtifactUnreadable(f"{path}: {MANIFEST_FILE} does not list {name}")
     for name, entry in sorted(manifest.files.items()):
-        _check_file(path, name, entry.sha256, entry.size_bytes)
-    return Artifact(path, manifest, _read_golden(path))
+        if name not in ARTIFACT_FILES:
+            _check_further_file(path, name, entry)
+    model, weights, golden = (
+        _read_checked(path / name, manifest.files[name])
+        for name in (GRAPH_FILE, WEIGHTS_FILE, GOLDEN_FILE)
+    )
+    return Artifact(
+        path,
+        manifest,
+        _parse_golden(path / GOLDEN_FILE, golden),
+        Graph(path / GRAPH_FILE, model, weights),
+    )
+
+
+def read_graph(path: Path) -> Graph:
+    """
+    Return the ONNX graph in the file `path` and the weights beside it, checked against nothing.
+
+    Raises:
+        ArtifactUnreadable: one of the two files cannot be read.
+    """
+    try:
+        return Graph(path, path.read_bytes(), (path.parent / WEIGHTS_FILE).read_bytes())
+    except OSError as error:
+        raise ArtifactUnreadable(f"{error.filename}: {error.strerror}") from error
 
 
 def find_artifacts(repository: Path) -> dict[str, Path]:
@@ -115,20 +157,16 @@ def published_versions(repository: Path, name: str) -> list[int]:
     return sorted(int(path.name) for path in directory.iterdir() if is_valid_version(path.name))
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST_FILE
-    _check_is_plain_file(file)
+    with _opened(file) as (content, size_bytes):
+        if size_bytes > _MAX_MANIFEST_BYTES:
+            raise ArtifactUnreadable(
+                f"{file}: expected at most {_MAX_MANIFEST_BYTES} bytes, found {size_bytes}"
+            )
+        text = content.read(_MAX_MANIFEST_BYTES)
     try:
-        text = file.read_bytes()
         manifest = _MANIFEST.validate_json(text)
-    except OSError as error:
-        raise ArtifactUnreadable(f"{file}: {error.strerror}") from error
     except ValidationError as error:
         raise ArtifactUnreadable(f"{file}: {_first_problem(error)}") from error
     if not is_valid_name(manifest.name):
@@ -144,38 +182,80 @@ def _first_problem(error: ValidationError) -> str:
     return f"{where}: {problem['msg']}" if where else problem["msg"]
 
 
-def _check_is_plain_file(file: Path) -> None:
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[tuple[BufferedReader, int]]:
+    """
+    Give a plain file, open for reading, and its size in bytes.
+
+    Raises:
+        ArtifactUnreadable: it is no plain file, cannot be opened or read, or does not fit
+            into memory; also when reading fails inside the `with`.
+    """
     try:
-        mode = os.lstat(file).st_mode
+        # A link would let an artifact read any file of the host, and opening a device or a
+        # pipe may already do something: they are not opened.
+        _check_is_plain(file, os.lstat(file).st_mode)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as content:
+            status = os.fstat(descriptor)
+            _check_is_plain(file, status.st_mode)  # it may have been replaced since
+            yield content, status.st_size
     except OSError as error:
         raise ArtifactUnreadable(f"{file}: {error.strerror}") from error
+    except MemoryError as error:
+        raise ArtifactUnreadable(f"{file}: does not fit into memory") from error
+
+
+def _check_is_plain(file: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        # A link would let an artifact read any file of the host.
         raise ArtifactUnreadable(f"{file}: expected a plain file, found a link or a directory")
 
 
-def _check_file(path: Path, name: str, sha256: str, size_bytes: int) -> None:
-    file = path / name
-    if name != Path(name).name or "\0" in name:
-        raise ArtifactUnreadable(f"{path}: {MANIFEST_FILE} names {name!r}, which is no file name")
-    _check_is_plain_file(file)
-    try:
-        size = file.stat().st_size
-        found = sha256_of(file) if size == size_bytes else "a size of its own"
-    except OSError as error:
-        raise ArtifactUnreadable(f"{file}: {error.strerror}") from error
-    if size != size_bytes:
-        raise ArtifactUnreadable(f"{file}: expected {size_bytes} bytes, found {size}")
-    if found != sha256:
+def _check_size(file: Path, entry: FileEntry, found_bytes: int) -> None:
+    if found_bytes != entry.size_bytes:
+        raise ArtifactUnreadable(f"{file}: expected {entry.size_bytes} bytes, found {found_bytes}")
+
+
+def _check_digest(file: Path, entry: FileEntry, found: str) -> None:
+    if found != entry.sha256:
         raise ArtifactUnreadable(f"{file}: its SHA-256 is not the one in {MANIFEST_FILE}")
 
 
-def _read_golden(path: Path) -> Golden:
-    file = path / GOLDEN_FILE
+def _read_checked(file: Path, entry: FileEntry) -> bytes:
+    """
+    Return the file's content, once it has the size and the SHA-256 of its entry.
+
+    No more is read into memory than the entry says.
+
+    Raises:
+        ArtifactUnreadable: it is another.
+    """
+    with _opened(file) as (content, size_bytes):
+        _check_size(file, entry, size_bytes)
+        checked = content.read(entry.size_bytes)
+    _check_size(file, entry, len(checked))  # it may have shrunk meanwhile
+    _check_digest(file, entry, hashlib.sha256(checked).hexdigest())
+    return checked
+
+
+def _check_further_file(path: Path, name: str, entry: FileEntry) -> None:
+    """Return when a file that the manifest lists, and that nothing here uses, is as it says."""
+    file = path / name
+    if name != Path(name).name or "\0" in name:
+        raise ArtifactUnreadable(f"{path}: {MANIFEST_FILE} names {name!r}, which is no file name")
+    with _opened(file) as (content, size_bytes):
+        _check_size(file, entry, size_bytes)
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    _check_digest(file, entry, digest)
+
+
+def _parse_golden(file: Path, content: bytes) -> Golden:
     try:
-        tensors = load_file(file)
-    except (SafetensorError, AttributeError) as error:  # AttributeError: a dtype numpy lacks
+        tensors = load(content)
+    except SafetensorError as error:
         raise ArtifactUnreadable(f"{file}: expected safetensors: {error}") from error
+    except (KeyError, AttributeError) as error:  # a type that numpy lacks
+        raise ArtifactUnreadable(f"{file}: expected float32 and bool, found {error}") from error
     floats = (EMBEDDINGS, PLAIN_OUTPUT, OUTPUT, ATTENTION_WEIGHTS)
     dtypes = dict.fromkeys(floats, np.float32) | {ATTEND_MASK: np.bool_}
     for name, dtype in dtypes.items():

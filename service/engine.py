@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from service.artifact import Graph
 from service.calls import Bools, Floats, Inputs, Outputs
 from service.contract import (
     ATTENTION_WEIGHTS,
@@ -32,6 +33,7 @@ from service.contract import (
     OUTPUT,
     PAIR_MASK,
     PLAIN,
+    WEIGHTS_FILE,
     GraphTensor,
     LayerConfig,
     graph_inputs,
@@ -99,19 +101,22 @@ class OnnxEngine:
     """
     An artifact's graph in two onnxruntime sessions: one for a run alone, one for runs at once.
 
+    The sessions hold copies of the graph's weights: no file is opened, and `graph` is of no
+    further use to them.
+
     A run alone has all `threads`.  Up to `concurrent_runs` at once share them: they
     need not wait for each other's slowest part, and so more is done in all
     (bench/NOTES.md, "Concurrent runs").
 
     Raises:
         ProviderUnavailable: `provider` was asked for and is not what would run.
-        ArtifactUnreadable: the runtime cannot read the graph, or its signature
-            is not the one that the contract gives for `layer`.
+        ArtifactUnreadable: the runtime cannot read the graph, it names a file other than
+            `WEIGHTS_FILE`, or its signature is not the one that the contract gives for `layer`.
     """
 
     def __init__(
         self,
-        graph_path: Path,
+        graph: Graph,
         layer: LayerConfig,
         *,
         provider: Provider = "cpu",
@@ -121,13 +126,13 @@ class OnnxEngine:
         self.layer = layer
         self.provider = provider
         self.concurrent_runs = concurrent_runs
-        self._session = _open_session(graph_path, provider, threads, spin_us=_SPIN_US)
+        self._session = _open_session(graph, provider, threads, spin_us=_SPIN_US)
         self._concurrent_session = self._session
         if concurrent_runs > 1:
             share = max(1, threads // concurrent_runs)
-            self._concurrent_session = _open_session(graph_path, provider, share, spin_us=0)
-        check_signature(self.inputs(), graph_inputs(layer), f"{graph_path}: input")
-        check_signature(self.outputs(), graph_outputs(layer), f"{graph_path}: output")
+            self._concurrent_session = _open_session(graph, provider, share, spin_us=0)
+        check_signature(self.inputs(), graph_inputs(layer), f"{graph.path}: input")
+        check_signature(self.outputs(), graph_outputs(layer), f"{graph.path}: output")
 
     def inputs(self) -> tuple[GraphTensor, ...]:
         """List what the graph really takes."""
@@ -227,7 +232,7 @@ def _signature(nodes: list[Any]) -> tuple[GraphTensor, ...]:
     )
 
 
-def _open_session(graph_path: Path, provider: Provider, threads: int, *, spin_us: int) -> Any:
+def _open_session(graph: Graph, provider: Provider, threads: int, *, spin_us: int) -> Any:
     name = _PROVIDER_NAMES[provider]
     if name not in onnxruntime.get_available_providers():
         raise ProviderUnavailable(
@@ -250,16 +255,25 @@ def _open_session(graph_path: Path, provider: Provider, threads: int, *, spin_us
     # Spinning threads starve the event loop and each other.
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin_us else "0")
     options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
+    # The runtime copies what it needs while the session is made, and keeps no reference.
+    options.add_external_initializers_from_files_in_memory(
+        [WEIGHTS_FILE], [graph.weights], [len(graph.weights)]
+    )
+    # What else a graph may name, in a branch or a constant, would be looked for in the working
+    # directory: there is no file below this one.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", os.devnull
+    )
     cuda_options = {"use_tf32": "0"}  # TF32 cannot keep the FP32 parity promise
     try:
         session = onnxruntime.InferenceSession(
-            os.fspath(graph_path),
+            graph.model,
             options,
             providers=[(name, cuda_options if provider == "cuda" else {})],
         )
     except Exception as error:
         reason = str(error).splitlines()[0]
-        raise ArtifactUnreadable(f"{graph_path}: the runtime cannot read it: {reason}") from error
+        raise ArtifactUnreadable(f"{graph.path}: the runtime cannot read it: {reason}") from error
     in_use = session.get_providers()
     if in_use[0] != name:
         # Asked for what it cannot have, the runtime only warns and uses the CPU.

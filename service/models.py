@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.artifact import Artifact, find_artifacts, read_artifact
+from service.artifact import Golden, find_artifacts, read_artifact
 from service.batcher import Batcher
 from service.calls import Inputs
-from service.contract import LayerConfig
+from service.contract import LayerConfig, Manifest
 from service.engine import Engine, OnnxEngine, Provider
 from service.errors import (
     ArtifactUnreadable,
@@ -41,7 +41,8 @@ class Listed:
 class Model:
     """One artifact, its engine and its queue."""
 
-    artifact: Artifact
+    manifest: Manifest
+    golden: Golden
     engine: Engine
     batcher: Batcher
     problem: str | None = "warm-up has not run yet"
@@ -50,17 +51,17 @@ class Model:
     @property
     def name(self) -> str:
         """The artifact's name."""
-        return self.artifact.manifest.name
+        return self.manifest.name
 
     @property
     def version(self) -> int:
         """The artifact's version."""
-        return self.artifact.manifest.version
+        return self.manifest.version
 
     @property
     def layer(self) -> LayerConfig:
         """The layer's shape."""
-        return self.artifact.manifest.layer
+        return self.manifest.layer
 
     def warm_up(self) -> None:
         """Run the golden input on every path; afterwards `problem` says what was wrong, or None."""
@@ -71,7 +72,7 @@ class Model:
 
     def _difference(self, *, concurrent: bool) -> str | None:
         """Return which golden answer is not met, or None."""
-        golden = self.artifact.golden
+        golden = self.golden
         plain = self.engine.run(
             Inputs(golden.embeddings, golden.memory), weights=False, concurrent=concurrent
         )
@@ -85,7 +86,7 @@ class Model:
             "output": relative_error(masked.output, golden.output),
             "attention_weights": relative_error(masked.attention_weights, golden.attention_weights),
         }
-        tolerance = self.artifact.manifest.tolerance
+        tolerance = self.manifest.tolerance
         wrong = next((name for name, error in errors.items() if not error <= tolerance), None)
         return wrong and (
             f"golden answer: {wrong} differs by {errors[wrong]:.3g}, allowed {tolerance:g}"
@@ -345,13 +346,14 @@ def loader(
                 f"{path}: its manifest is of {manifest.name} version {manifest.version}"
             )
         engine = OnnxEngine(
-            artifact.graph_path,
+            artifact.graph,
             manifest.layer,
             provider=provider,
             threads=threads,
             concurrent_runs=concurrent_runs,
         )
-        return Model(artifact, engine, batcher_of(manifest.name, engine))
+        # The bytes of the graph and the weights go with `artifact`: the engine has its own.
+        return Model(manifest, artifact.golden, engine, batcher_of(manifest.name, engine))
 
     return load
 

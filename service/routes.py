@@ -71,7 +71,7 @@ class Routes:
     async def get_model(self, request: Request) -> Response:
         """Return one model in full: layer, limits, and the parity it was published with."""
         model = self._models.get(request.path_params["name"])
-        manifest = model.artifact.manifest
+        manifest = model.manifest
         return _json(
             {
                 **self._describe(model),
@@ -107,7 +107,7 @@ class Routes:
             (
                 model.name,
                 str(model.version),
-                model.artifact.manifest.precision,
+                model.manifest.precision,
                 model.engine.provider,
             )
             for model in self._models
@@ -115,7 +115,7 @@ class Routes:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     def _describe(self, model: Model) -> dict[str, Any]:
-        manifest = model.artifact.manifest
+        manifest = model.manifest
         return {
             "name": model.name,
             "version": model.version,

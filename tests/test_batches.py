@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from service.artifact import read_graph
 from service.batches import Batch, BatchLimits, outputs_of, slices_of, stacked_inputs
 from service.calls import Call, Inputs, Outputs
 from service.engine import OnnxEngine
@@ -170,7 +171,7 @@ def calls(draw: st.DrawFn, model: str) -> Call:
 def engines(layers: Layers) -> dict[str, OnnxEngine]:
     """Return the real engine of each layer."""
     return {
-        name: OnnxEngine(layers.artifact(name) / "layer.onnx", config)
+        name: OnnxEngine(read_graph(layers.artifact(name) / "layer.onnx"), config)
         for name, config in CONFIGS.items()
     }
 

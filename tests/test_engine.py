@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 
 from export.formula import Formula
+from service.artifact import Graph, read_graph
 from service.calls import Inputs, Outputs
 from service.contract import GraphTensor, LayerConfig, graph_inputs
 from service.engine import OnnxEngine, check_signature, full_mask
@@ -21,7 +22,7 @@ TOLERANCE = 1e-5
 @pytest.fixture(scope="module")
 def engine(layers: Layers) -> OnnxEngine:
     """Return the engine of the layer `mha`."""
-    return OnnxEngine(layers.artifact("mha") / "layer.onnx", CONFIGS["mha"])
+    return OnnxEngine(read_graph(layers.artifact("mha") / "layer.onnx"), CONFIGS["mha"])
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_run_over_memory_of_any_length_equals_the_formula(
     layers: Layers, length: int, keys: int
 ) -> None:
     """Few queries may have many keys, and many queries few."""
-    engine = OnnxEngine(layers.artifact("cross") / "layer.onnx", CONFIGS["cross"])
+    engine = OnnxEngine(read_graph(layers.artifact("cross") / "layer.onnx"), CONFIGS["cross"])
     rng = np.random.default_rng(2)
     x = rng.standard_normal((2, length, 12)).astype(np.float32)
     memory = rng.standard_normal((2, keys, 6)).astype(np.float32)
@@ -202,21 +203,21 @@ def test_engine_of_missing_provider_refuses(layers: Layers) -> None:
         pytest.skip("this machine's runtime offers CUDA")
 
     with pytest.raises(ProviderUnavailable, match="asked for cuda, but this onnxruntime"):
-        OnnxEngine(layers.artifact("tiny") / "layer.onnx", CONFIGS["tiny"], provider="cuda")
+        OnnxEngine(
+            read_graph(layers.artifact("tiny") / "layer.onnx"), CONFIGS["tiny"], provider="cuda"
+        )
 
 
 def test_engine_of_broken_graph_refuses(tmp_path: Path) -> None:
     """A file that is no graph is told by name."""
-    (tmp_path / "layer.onnx").write_bytes(b"no graph")
-
     with pytest.raises(ArtifactUnreadable, match=r"layer\.onnx: the runtime cannot read it"):
-        OnnxEngine(tmp_path / "layer.onnx", CONFIGS["tiny"])
+        OnnxEngine(Graph(tmp_path / "layer.onnx", b"no graph", b""), CONFIGS["tiny"])
 
 
 def test_engine_of_another_layer_refuses(layers: Layers) -> None:
     """The signature must be the one that the manifest's layer has."""
     with pytest.raises(ArtifactUnreadable, match="input embeddings axes: expected"):
-        OnnxEngine(layers.artifact("tiny") / "layer.onnx", CONFIGS["mha"])
+        OnnxEngine(read_graph(layers.artifact("tiny") / "layer.onnx"), CONFIGS["mha"])
 
 
 def test_check_signature_names_dtypes_and_axes_fail_apart() -> None:

@@ -30,6 +30,7 @@ from export.gate import (
 from export.graph import write_graph
 from export.publish import publish
 from export.sources import Source, from_state, random_layer
+from service.artifact import Graph, read_graph
 from service.calls import Inputs, Outputs
 from service.contract import GraphTensor, LayerConfig, graph_inputs, graph_outputs
 from service.engine import Engine, OnnxEngine, Provider, Stop
@@ -70,7 +71,7 @@ class Exported:
 def _export(source: Source, directory: Path) -> Exported:
     path = directory / "layer.onnx"
     write_graph(source.layer, path)
-    return Exported(source, OnnxEngine(path, source.config))
+    return Exported(source, OnnxEngine(read_graph(path), source.config))
 
 
 @pytest.fixture(scope="module", params=LAYERS)
@@ -583,7 +584,7 @@ def test_engine_graph_of_another_signature_is_refused(
     _small_graph(path, inputs, outputs)
 
     with pytest.raises(ArtifactUnreadable) as caught:
-        OnnxEngine(path, CONFIG)
+        OnnxEngine(Graph(path, path.read_bytes(), b""), CONFIG)
 
     assert str(caught.value) == f"{path}: {message}"
 
@@ -593,9 +594,54 @@ def test_engine_graph_of_the_right_signature_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "layer.onnx"
     _small_graph(path, INPUTS, OUTPUTS)
 
-    engine = OnnxEngine(path, CONFIG)
+    engine = OnnxEngine(Graph(path, path.read_bytes(), b""), CONFIG)
 
     assert [tensor.name for tensor in engine.inputs()] == [tensor.name for tensor in INPUTS]
+
+
+def _branch_that_reads(name: str, where: str) -> Graph:
+    """Return a graph with a branch that keeps a constant in the external file `name`."""
+    far = onnx.TensorProto(
+        name="far",
+        data_type=onnx.TensorProto.FLOAT,
+        dims=[8],
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    for key, value in {"location": name, "length": "32"}.items():
+        far.external_data.add(key=key, value=value)
+    result = onnx.helper.make_tensor_value_info("result", onnx.TensorProto.FLOAT, [8])
+    if where == "initializer":
+        node = onnx.helper.make_node("Identity", ["far"], ["result"])
+        branch = onnx.helper.make_graph([node], "branch", [], [result], [far])
+    else:
+        node = onnx.helper.make_node("Constant", [], ["result"], value=far)
+        branch = onnx.helper.make_graph([node], "branch", [], [result])
+    choice = onnx.helper.make_node(
+        "If", ["plain"], ["output"], then_branch=branch, else_branch=branch
+    )
+    graph = onnx.helper.make_graph(
+        [choice],
+        "graph",
+        [onnx.helper.make_tensor_value_info("plain", onnx.TensorProto.BOOL, [])],
+        [onnx.helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, [8])],
+    )
+    model = onnx.helper.make_model(
+        graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10
+    )
+    return Graph(Path("layer.onnx"), model.SerializeToString(), bytes(32))
+
+
+@pytest.mark.parametrize("name", ["secret", "layer.weights"])
+@pytest.mark.parametrize("where", ["initializer", "constant"])
+def test_engine_branch_with_a_file_of_its_own_is_refused(
+    where: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime looks for those on disk, whatever it was given in memory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_bytes(bytes(32))
+
+    with pytest.raises(ArtifactUnreadable, match=f"should be stored in /dev/null/{name}"):
+        OnnxEngine(_branch_that_reads(name, where), CONFIG)
 
 
 def test_publish_layer_whose_graph_has_another_width_fails(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from export.attention import MultiHeadAttention
 from export.gate import formula_of
 from export.graph import LONG, OPSET, read_state, write_graph
 from export.sources import Source, random_layer
+from service.artifact import read_graph
 from service.calls import Inputs
 from service.contract import WEIGHTS_FILE, LayerConfig, graph_inputs, graph_outputs
 from service.engine import Engine, OnnxEngine
@@ -79,7 +80,7 @@ class Written:
 
     def engine(self) -> Engine:
         """Return the engine that serves it."""
-        return OnnxEngine(self.path, self.source.config)
+        return OnnxEngine(read_graph(self.path), self.source.config)
 
 
 def _write(name: str, directory: Path) -> Written:
@@ -214,7 +215,7 @@ def test_graph_without_its_weights_is_refused_by_name(written: Written, tmp_path
     path.write_bytes(written.path.read_bytes())
 
     with pytest.raises(ArtifactUnreadable, match=WEIGHTS_FILE):
-        OnnxEngine(path, written.source.config)
+        OnnxEngine(read_graph(path), written.source.config)
 
 
 def test_graph_tells_nothing_of_the_machine_that_wrote_it(written: Written) -> None:
@@ -288,7 +289,7 @@ def test_graph_query_without_keys_answers_the_output_bias(written: Written) -> N
 
 def test_read_state_gives_back_the_weights_to_the_bit(written: Written) -> None:
     """An artifact alone is enough to prove it again."""
-    state = read_state(written.path, written.source.config)
+    state = read_state(read_graph(written.path), written.source.config)
 
     expected = dict(written.source.reference.state_dict())
     if written.source.config.is_cross and "in_proj_weight" in expected:
@@ -318,7 +319,7 @@ def test_read_state_of_another_layer_is_refused(
 ) -> None:
     """The message says how many projections were expected and what came."""
     with pytest.raises(ValueError, match=f"^{message}$"):
-        read_state(written.path, config)
+        read_state(read_graph(written.path), config)
 
 
 class _WarningLayer(MultiHeadAttention):

@@ -30,11 +30,10 @@ from service.artifact import (
     find_artifacts,
     published_versions,
     read_artifact,
-    sha256_of,
 )
 from service.contract import graph_inputs, graph_outputs
 from service.errors import ArtifactUnreadable
-from tests.support.layers import CONFIGS, Layers
+from tests.support.layers import CONFIGS, Layers, sha256_of
 
 SEED = 8
 """Any: publishing does not depend on the weights."""
@@ -556,7 +555,9 @@ def test_read_artifact_unspoilt_copy_is_read(copy: Path) -> None:
     """The refusals above are of their one damage each, and an artifact may be moved."""
     artifact = read_artifact(copy)
 
-    assert artifact.graph_path == copy / "layer.onnx"
+    assert artifact.graph.path == copy / "layer.onnx"
+    assert artifact.graph.model == (copy / "layer.onnx").read_bytes()
+    assert artifact.graph.weights == (copy / "layer.weights").read_bytes()
     assert artifact.manifest.layer == CONFIGS["tiny"]
 
 

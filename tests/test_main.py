@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save, save_file
 
 from service import __version__
-from tests.support.layers import Layers
+from tests.support.layers import Layers, sha256_of
 from tests.support.server import ROOT, Server, until
 
 # A call of a good part of a second: the longest there is, in the format that is read fastest.
@@ -52,8 +52,6 @@ def repository(layers: Layers, tmp_path: Path) -> Path:
 
 def spoil_golden(repository: Path) -> None:
     """Plant a wrong golden answer under a right checksum."""
-    from service.artifact import sha256_of
-
     artifact = repository / "tiny" / "1"
     golden, manifest = artifact / "golden.safetensors", artifact / "manifest.json"
     before = sha256_of(golden)

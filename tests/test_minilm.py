@@ -366,7 +366,7 @@ def test_artifact_holds_the_checkpoints_numbers(
     names = [f"{part}.self.{name}" for name in ("query", "key", "value")]
     artifact = artifacts[layer]
 
-    state = read_state(artifact.graph_path, artifact.manifest.layer)
+    state = read_state(artifact.graph, artifact.manifest.layer)
 
     for kind in ("weight", "bias"):
         wanted = np.concatenate([tensors[f"{name}.{kind}"] for name in names])

@@ -168,12 +168,12 @@ def wrong_answers(golden_output: Floats, golden_weights: Floats) -> dict[str, ob
 def test_warm_up_of_a_wrong_engine_says_why(layers: Layers, index: int) -> None:
     """The model stays not ready and its problem is told to callers."""
     good = load(layers.repository).get("tiny")
-    golden = good.artifact.golden
+    golden = good.golden
     # Without a mask in the golden input, one planted answer serves both runs.
-    artifact = replace(good.artifact, golden=replace(golden, output=golden.plain_output))
+    golden = replace(golden, output=golden.plain_output)
     said, answer = list(wrong_answers(golden.plain_output, golden.attention_weights).items())[index]
     engine = WrongEngine(answer)  # type: ignore[arg-type]
-    model = Model(artifact, engine, batcher_of("tiny", engine))
+    model = Model(good.manifest, golden, engine, batcher_of("tiny", engine))
     models = Models(lambda path: model, layers.repository)
     models.load()
 

@@ -12,10 +12,10 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from service.artifact import read_artifact, sha256_of
+from service.artifact import read_artifact
 from service.engine import OnnxEngine
 from service.errors import ArtifactUnreadable
-from tests.support.layers import CONFIGS, Layers
+from tests.support.layers import CONFIGS, Layers, sha256_of
 from tests.support.server import ROOT, Server
 from tests.test_main import serve
 
@@ -248,20 +248,31 @@ def test_graph_that_reads_outside_its_artifact_is_not_loaded(
     (artifact / "extra.weights").symlink_to(secret)
     (artifact / "direct").symlink_to(secret.parent)
     point_graph_at(artifact, location)
-    graph = read_artifact(artifact).graph_path
+    graph = read_artifact(artifact).graph
 
     with pytest.raises(ArtifactUnreadable, match="the runtime cannot read it: ") as caught:
         OnnxEngine(graph, CONFIGS["tiny"])
 
-    assert "External data path validation failed" in str(caught.value)
+    assert f"External file: {location.decode()} not found" in str(caught.value)
 
 
-def test_graph_that_reads_beside_itself_is_loaded(artifact: Path) -> None:
-    """What the test above does to a graph is not what keeps it from being loaded."""
+def test_graph_that_reads_another_file_beside_itself_is_not_loaded(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even from the working directory: no checksum stands for that file."""
     shutil.copy(artifact / "layer.weights", artifact / "extra.weights")
     point_graph_at(artifact, b"extra.weights")
+    monkeypatch.chdir(artifact)
 
-    OnnxEngine(read_artifact(artifact).graph_path, CONFIGS["tiny"])
+    with pytest.raises(ArtifactUnreadable, match=r"External file: extra\.weights not found"):
+        OnnxEngine(read_artifact(artifact).graph, CONFIGS["tiny"])
+
+
+def test_graph_as_published_is_loaded(artifact: Path) -> None:
+    """What the tests above do to a graph without changing its weights' place is nothing."""
+    point_graph_at(artifact, b"layer.weights")
+
+    OnnxEngine(read_artifact(artifact).graph, CONFIGS["tiny"])
 
 
 def test_start_with_an_artifact_that_reads_outside_exits_2(artifact: Path) -> None:

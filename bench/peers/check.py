@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.peers.messages import Format
 from bench.peers.peer import Peer, Tensors, embeddings
 from bench.servers import HOST
+from service.artifact import read_graph
 from service.calls import Inputs
 from service.contract import FP32_TOLERANCE, LayerConfig
 from service.engine import OnnxEngine
@@ -32,7 +33,7 @@ def check(peer: Peer, graph: Path, layer: LayerConfig, *, threads: int) -> str:
         Wrong: an answer has another status, tensor, shape or value than it should, or
             somebody else than this machine could ask.
     """
-    engine = OnnxEngine(graph, layer, threads=threads)
+    engine = OnnxEngine(read_graph(graph), layer, threads=threads)
     questions = [(wire, weights, shape) for wire, weights in modes(peer) for shape in SHAPES]
     with peer.start(graph, threads) as running, ThreadPoolExecutor(len(questions)) as callers:
 

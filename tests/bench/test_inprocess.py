@@ -264,4 +264,4 @@ def test_copies_of_an_artifact_are_artifacts(layers: Layers, tmp_path: Path) -> 
     original = read_artifact(layers.artifact("tiny")).manifest
     for name, artifact in found.items():
         assert artifact.manifest == replace(original, name=name)
-        assert artifact.graph_path.stat().st_nlink == 1
+        assert artifact.graph.path.stat().st_nlink == 1

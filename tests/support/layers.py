@@ -5,6 +5,7 @@ The layers that the tests serve, published once, and their weights for the oracl
 torch; `HEADWISE_TEST_LAYERS=DIRECTORY` makes the tests there use them.
 """
 
+import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,11 @@ class Layers:
 
     def _state(self, name: str) -> Path:
         return self.directory / "states" / f"{name}.safetensors"
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes in hexadecimal."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 if __name__ == "__main__":
