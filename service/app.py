@@ -85,7 +85,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(_bring_up(models, refuse)),
-            asyncio.create_task(_rest(metrics)),
+            asyncio.create_task(_rest(metrics, models)),
         ]
         if settings.repository_poll_s:
             tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
@@ -126,14 +126,15 @@ def create_app(
 
 async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:
     started = time.monotonic()
-    try:
-        await asyncio.to_thread(models.load)
-    except StartRefused as error:
-        refuse(error)
-        return
-    loaded = [f"{model.name}/{model.version}" for model in models]
-    event("loaded", models=loaded, seconds=round(time.monotonic() - started, 3))
-    await asyncio.to_thread(models.warm_up)
+    async with models.changing:
+        try:
+            await asyncio.to_thread(models.load)
+        except StartRefused as error:
+            refuse(error)
+            return
+        loaded = [f"{model.name}/{model.version}" for model in models]
+        event("loaded", models=loaded, seconds=round(time.monotonic() - started, 3))
+        await asyncio.to_thread(models.warm_up)
     # What is here now stays: the collector need not look at it again and again.
     gc.freeze()
     if models.problem is None:
@@ -142,16 +143,16 @@ async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> N
         event("not ready", level=logging.ERROR, problem=models.problem)
 
 
-async def _rest(metrics: Metrics) -> None:
-    """Give freed memory back whenever no engine has run for a while."""
-    seen = given = 0
+async def _rest(metrics: Metrics, models: Models) -> None:
+    """Give freed memory back whenever no engine has run and no model has come for a while."""
+    before = given = (0, 0)
     while True:
         await asyncio.sleep(_REST_S)
-        runs = metrics.runs
-        if runs == seen != given:
+        done = metrics.runs, models.changes
+        if done == before != given:
             await asyncio.to_thread(give_back)
-            given = runs
-        seen = runs
+            given = done
+        before = done
 
 
 async def _poll(models: Models, seconds: float) -> None:

@@ -15,6 +15,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -248,7 +249,8 @@ class Batcher:
             self._alarm.cancel()
         self._alarm_at = deadline
         left_s = max(0.0, deadline - time.monotonic())
-        self._alarm = loop.call_later(left_s, self._expire, loop)
+        # The loop keeps it until then; a batcher that nobody uses any more must not stay as long.
+        self._alarm = loop.call_later(left_s, _expire, weakref.ref(self), loop)
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
         """Fail every call whose deadline has passed, and set the alarm for the next one."""
@@ -329,6 +331,12 @@ class Batcher:
             if queued.slices_left == 0 and not queued.is_over:
                 self._finish(queued)
                 queued.deliver(queued.answer())
+
+
+def _expire(batcher: "weakref.ref[Batcher]", loop: asyncio.AbstractEventLoop) -> None:
+    """Call `Batcher._expire` unless the batcher is gone."""
+    if (there := batcher()) is not None:
+        there._expire(loop)
 
 
 def _yield_to_the_loop() -> None:

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.artifact import Golden, find_artifacts, read_artifact
+from service.artifact import Golden, find_artifacts, published_versions, read_artifact
 from service.batcher import Batcher
 from service.calls import Inputs
 from service.contract import LayerConfig, Manifest
@@ -16,11 +16,11 @@ from service.errors import (
     InferenceFailed,
     InvalidInput,
     NotReady,
-    StartRefused,
     UnknownModel,
 )
 from service.logs import event
 from service.parity import relative_error
+from service.repository import Repository, State, Unservable, described
 
 DEFAULT_NAME = "mha"
 
@@ -39,7 +39,7 @@ class Listed:
 
 @dataclass
 class Model:
-    """One artifact, its engine and its queue."""
+    """One artifact that is served; it and its threads are gone with the last call that has it."""
 
     manifest: Manifest
     golden: Golden
@@ -95,23 +95,27 @@ class Model:
 
 class Models:
     """
-    The models of one server, by name, in the highest version of each that works.
+    The models of one server, by name, each in the best version that the repository holds.
 
-    Loading and warming up take their time and belong in a thread; looking up is
-    for the event loop.
+    The best is the highest that loads and answers right.  Loading and warming up take
+    their time and belong in a thread; looking up is for the event loop.
     """
 
     def __init__(
         self, load: Callable[[Path], Model], repository: Path, *, default: str | None = None
     ) -> None:
         self._load = load
-        self._repository = repository
+        self._repository = Repository(repository)
         self._default = default
         self._models: dict[str, Model] = {}
         self._is_loaded = False
-        self._broken: set[Path] = set()
+        self._states: dict[str, State | None] = {}
+        """Of the files that each model was loaded from at the start."""
         self._withdrawn: set[str] = set()
-        self._refreshing = asyncio.Lock()
+        self.changes = 0
+        """How often a model came or went."""
+        self.changing = asyncio.Lock()
+        """Held while what is served changes; whoever loads the models first holds it, too."""
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._models.values()))
@@ -177,10 +181,13 @@ class Models:
                 cannot be read, or the default is none of them.
             ProviderUnavailable: see `OnnxEngine`.
         """
-        models = {name: self._load(path) for name, path in find_artifacts(self._repository).items()}
+        models = {}
+        for name, path in find_artifacts(self._repository.path).items():
+            self._states[name] = self._repository.state(name, int(path.name))
+            models[name] = self._load(path)
         if not models:
             raise ArtifactUnreadable(
-                f"{self._repository}: no artifact in it; publish one:"
+                f"{self._repository.path}: no artifact in it; publish one:"
                 " python -m export --name mha --embed-dim 768 --num-heads 12;"
                 " for a container, mount what is published:"
                 ' docker run -v "$PWD/artifacts:/artifacts:ro" ...'
@@ -190,59 +197,92 @@ class Models:
                 f"default model: expected one of {', '.join(sorted(models))}, got {self._default}"
             )
         self._models, self._is_loaded = models, True
+        self.changes += len(models)
 
     def warm_up(self) -> None:
-        """Warm every model up."""
+        """Warm every model up; one that answers wrong stays, but any other version is better."""
         for model in self:
             model.warm_up()
+            if model.problem is not None:
+                why = Unservable(f"{model.name}/{model.version}: {model.problem}")
+                state = self._states.get(model.name)
+                # Whoever asks for `problem` logs it.
+                self._repository.note_broken(model.name, model.version, state, why, is_logged=True)
 
     async def refresh(self, *, retry: bool) -> None:
         """
-        Serve what is newer in the repository, without losing a call.
+        Serve the best version of every artifact in the repository, without losing a call.
 
-        A newer artifact is loaded and warmed up beside the old one first.  A broken
-        one is told in the log and leaves the old one serving; it is tried again only
-        if `retry`.  What vanished from the repository is served on, and what was
-        withdrawn stays so.
+        It is loaded and warmed up beside the old one first.  What is broken is logged and
+        left alone until its files change, or tried once more if `retry`.  A model of which
+        nothing good is left is served on, and what was withdrawn stays so.  A look that
+        fails is logged, and the next one looks again.
         """
-        async with self._refreshing:
-            if retry:
-                self._broken.clear()
-            found = await asyncio.to_thread(lambda: list(self._newer()))
-            for path, model, problem in found:
-                if model is None:
-                    self._broken.add(path)
-                    event("not reloaded", level=logging.ERROR, problem=problem)
-                else:
-                    self._serve(model)
+        async with self.changing:
+            if not self._is_loaded:
+                return  # the start was refused
+            try:
+                problem = await self._refresh(retry=retry)
+            except Exception as error:  # whatever it is, the next look must come
+                problem = described(error)
+            self._repository.note_look(problem, again=retry)
+
+    async def _refresh(self, *, retry: bool) -> str | None:
+        """Return what was wrong with the look, once the best of what it found is served."""
+        if retry:
+            self._repository.retry()
+        found = await asyncio.to_thread(self._repository.look)
+        known = {*found.versions, *self._models} - {*found.unreadable}
+        for name in sorted(known - self._withdrawn):
+            await self._serve_best(name, found.versions.get(name, ()))
+        return found.problem
+
+    async def _serve_best(self, name: str, present: Sequence[int]) -> None:
+        """Serve the best of the versions that are present, if it is not served yet."""
+        old = self._models.get(name)
+        good = old.version if old is not None and old.problem is None else None
+        best = await asyncio.to_thread(self._repository.best, name, present, good, self._made)
+        if old is not None:
+            better = None if best is None else best.version
+            self._repository.note_served(name, old.version, present, better)
+        if best is not None:
+            # Calls that hold the old model finish with it; then it is gone.
+            self._models[name] = best
+            self.changes += 1
+            event("reloaded", model=name, version=best.version)
 
     async def take_up(self, name: str) -> None:
         """
-        Serve the highest version of one artifact in the repository, without losing a call.
+        Serve the best version of one artifact in the repository, without losing a call.
 
         A version that is served already is left as it is.
 
         Raises:
             UnknownModel: the repository has no artifact of that name.
-            NotReady: it does not load or answers wrong, which the log tells; what was
-                served is served on.  Or the models are still being loaded.
+            NotReady: the highest version does not load or answers wrong, which the log
+                tells; what is served then is the best of the others, or still the same.
+                Or the repository cannot be read, or the models are still being loaded.
         """
         self.check_loaded()
-        async with self._refreshing:
-            path = (await self._published()).get(name)
-            if path is None:
+        async with self.changing:
+            try:
+                present = await asyncio.to_thread(published_versions, self._repository.path, name)
+            except OSError as error:
+                event("repository unreadable", level=logging.ERROR, problem=described(error))
+                raise NotReady("the repository cannot be read; the log says why") from error
+            if not present:
                 raise UnknownModel(f"model: nothing in the repository is named {_shown(name)}")
+            self._repository.retry(name)
+            await self._serve_best(name, present)
             served = self._models.get(name)
-            if served is None or served.version < int(path.name):
-                model, problem = await asyncio.to_thread(self._made, path)
-                if model is None:
-                    self._broken.add(path)
-                    event("not reloaded", level=logging.ERROR, problem=problem)
-                    raise NotReady(
-                        f"model {name}: version {path.name} cannot be served; the log says why"
-                    )
-                self._serve(model)
-            self._withdrawn.discard(name)
+            if served is not None:
+                self._withdrawn.discard(name)
+            if served is None or served.version != present[-1] or served.problem is not None:
+                others = "" if served is None else f", version {served.version} is"
+                raise NotReady(
+                    f"model {name}: version {present[-1]} cannot be served{others};"
+                    " the log says why"
+                )
 
     async def withdraw(self, name: str) -> None:
         """
@@ -253,60 +293,52 @@ class Models:
             NotReady: the models are still being loaded.
         """
         self.check_loaded()
-        async with self._refreshing:
+        async with self.changing:
             model = self.get(name)
             self._withdrawn.add(name)
             del self._models[name]
+            self.changes += 1
             event("withdrawn", model=name, version=model.version)
 
     async def index(self) -> list[Listed]:
         """
-        List every artifact that is served, or that the repository holds, by name.
+        List what is served, what is known to be broken, and the highest version of the rest.
 
         Raises:
             NotReady: the models are still being loaded.
         """
         self.check_loaded()
-        published = await self._published()
-        listed = {
-            name: Listed(name, int(path.name), self._absence(name))
-            for name, path in published.items()
+        try:
+            published = (await asyncio.to_thread(self._repository.contents)).versions
+        except OSError:
+            published = {}
+        listed: dict[tuple[str, int], str | None] = {
+            (name, versions[-1]): "unloaded" if name in self._withdrawn else "not loaded"
+            for name, versions in published.items()
+            if name not in self._models
         }
-        listed |= {model.name: Listed(model.name, model.version, model.problem) for model in self}
-        return [listed[name] for name in sorted(listed)]
+        broken = self._repository.problems()
+        listed |= {key: why for key, why in broken.items() if key[1] in published.get(key[0], ())}
+        listed |= {(model.name, model.version): model.problem for model in self}
+        return [Listed(*key, problem) for key, problem in sorted(listed.items())]
 
-    def _absence(self, name: str) -> str:
-        return "unloaded" if name in self._withdrawn else "not loaded"
+    @property
+    def broken(self) -> list[str]:
+        """Name the versions in the repository that cannot be served: `<name>/<version>`."""
+        return [f"{name}/{version}" for name, version in sorted(self._repository.problems())]
 
-    async def _published(self) -> dict[str, Path]:
-        """Return what the repository holds; nothing when it cannot be read any more."""
-        try:
-            return await asyncio.to_thread(find_artifacts, self._repository)
-        except ArtifactUnreadable as error:
-            event("repository unreadable", level=logging.ERROR, problem=str(error))
-            return {}
+    def _made(self, path: Path) -> Model:
+        """
+        Return the model in that directory, loaded and warmed up.
 
-    def _serve(self, model: Model) -> None:
-        # Calls that hold the old model finish with it; then it is gone.
-        self._models[model.name] = model
-        event("reloaded", model=model.name, version=model.version)
-
-    def _newer(self) -> Iterator[tuple[Path, Model | None, str | None]]:
-        """Give each artifact newer than what is served: ready, or what is wrong with it."""
-        served = {model.name: model.version for model in self}
-        for name, path in find_artifacts(self._repository).items():
-            is_newer = int(path.name) > served.get(name, 0)
-            if is_newer and name not in self._withdrawn and path not in self._broken:
-                yield path, *self._made(path)
-
-    def _made(self, path: Path) -> tuple[Model | None, str | None]:
-        """Return the model in that directory, loaded and warmed up, or what is wrong with it."""
-        try:
-            model = self._load(path)
-            model.warm_up()
-        except StartRefused as error:
-            return None, str(error)
-        return (None, f"{path}: {model.problem}") if model.problem else (model, None)
+        Raises:
+            StartRefused, Unservable: it does not load, or answers wrong.
+        """
+        model = self._load(path)
+        model.warm_up()
+        if model.problem is not None:
+            raise Unservable(f"{path}: {model.problem}")
+        return model
 
     def ready(self, model: Model) -> Model:
         """

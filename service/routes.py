@@ -97,7 +97,8 @@ class Routes:
             raise Draining("the server is stopping", retry_after_s=1)
         if problem is not None:
             raise NotReady(problem, retry_after_s=1)
-        return _json({"ready": True})
+        broken = self._models.broken
+        return _json({"ready": True, "broken": broken} if broken else {"ready": True})
 
     async def metrics(self) -> Response:
         """Return the metrics in the Prometheus text format."""

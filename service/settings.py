@@ -36,7 +36,7 @@ class Settings(BaseModel):
         0.0,
         ge=0,
         le=86_400,
-        description="look for newer versions this often; 0 = only when told by SIGHUP",
+        description="look at the repository for changes this often; 0 = only on SIGHUP",
     )
     host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")

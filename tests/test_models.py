@@ -1,6 +1,10 @@
 """The models of a server: found, loaded, warmed up, looked up."""
 
+import asyncio
+import gc
 import shutil
+import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +13,7 @@ import pytest
 
 from service.batcher import Batcher
 from service.batches import BatchLimits
-from service.calls import Floats, Inputs, Outputs
+from service.calls import Call, Floats, Inputs, Outputs
 from service.contract import LayerConfig
 from service.engine import Engine, Provider, Stop
 from service.errors import (
@@ -24,6 +28,7 @@ from service.metrics import Metrics
 from service.models import Model, Models, loader
 from service.schedule import QueueLimits
 from tests.support.layers import Layers
+from tests.support.server import until
 
 
 def batcher_of(name: str, engine: Engine) -> Batcher:
@@ -182,3 +187,89 @@ def test_warm_up_of_a_wrong_engine_says_why(layers: Layers, index: int) -> None:
     assert said in (model.problem or "")
     with pytest.raises(NotReady, match="model tiny: "):
         models.ready(model)
+
+
+async def call(model: Model, rows: int) -> None:
+    """Make a call of its own length, which is answered long before its deadline."""
+    embeddings = np.ones((rows, 16, model.layer.embed_dim), np.float32)
+    full = np.full(rows, 16)
+    answer = await model.batcher.submit(
+        Call(Inputs(embeddings), full, full, weights=True, timeout_s=3600)
+    )
+    assert answer.output.shape == embeddings.shape
+
+
+def engine_threads() -> int:
+    """Return how many threads of queues there are."""
+    return sum(thread.name.startswith("engine") for thread in threading.enumerate())
+
+
+def test_replaced_model_is_freed_when_its_last_call_is_answered(repository: Path) -> None:
+    """Engine, queue and threads go at once: no deadline and no collector is waited for."""
+
+    def roomy(name: str, engine: Engine) -> Batcher:
+        queue, run = QueueLimits(99, 99999, 3600), BatchLimits(64, 99999, 0.25)
+        return Batcher(engine, queue, run, Metrics().of_model(name), inline_s=0.0)
+
+    async def reload_under_calls() -> list[weakref.ref[object]]:
+        models = Models(
+            loader(provider="cpu", threads=2, concurrent_runs=2, batcher_of=roomy), repository
+        )
+        models.load()
+        models.warm_up()
+        freed: list[weakref.ref[object]] = []
+        for version in range(2, 10):
+            old = models.get("tiny")
+            freed += [weakref.ref(part) for part in (old, old.engine, old.batcher)]
+            calls = [asyncio.create_task(call(old, rows)) for rows in range(1, 9)]
+            del old
+            copy_version(repository, version)
+            await models.refresh(retry=False)
+            assert models.get("tiny").version == version
+            await asyncio.gather(*calls)
+            del calls
+            await asyncio.sleep(0)
+        # The last one was not called yet, and no other is left.
+        until(lambda: engine_threads() == before)
+        return freed
+
+    before = engine_threads()
+    gc.collect()
+    gc.disable()
+    try:
+        freed = asyncio.run(reload_under_calls())
+    finally:
+        gc.enable()
+
+    assert [ref() for ref in freed] == [None] * 24
+
+
+def copy_version(repository: Path, version: int) -> None:
+    """Publish the layer tiny once more."""
+    path = Path(shutil.copytree(repository / "tiny" / "1", repository / "tiny" / str(version)))
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', f'"version": {version}'))
+
+
+def test_served_model_that_answers_wrong_gives_way_to_any_that_answers_right(
+    repository: Path,
+) -> None:
+    """The highest version that was there at the start is not the best one if it is wrong."""
+    copy_version(repository, 2)
+    load_right = loader(provider="cpu", threads=1, concurrent_runs=1, batcher_of=batcher_of)
+
+    def load_wrong(path: Path) -> Model:
+        model = load_right(path)
+        if path.name == "2":
+            model.engine = WrongEngine(None)
+        return model
+
+    models = Models(load_wrong, repository)
+    models.load()
+    models.warm_up()
+    before = models.problem
+
+    asyncio.run(models.refresh(retry=False))
+
+    assert before == "tiny: the runtime refused a batch: boom"
+    assert (models.get("tiny").version, models.problem, models.broken) == (1, None, ["tiny/2"])

@@ -28,7 +28,7 @@ ROWS = [
     },
     {"engine", "batches", "metrics", "statistics", "keys", "tls"},
     {"schedule"},
-    {"batcher"},
+    {"batcher", "repository"},
     {
         "journal",
         "models",
