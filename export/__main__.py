@@ -12,7 +12,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from service import __version__
-from service.contract import FP32_TOLERANCE, NAME_PATTERN, ParityRow, is_valid_name
+from service.contract import (
+    FP32_TOLERANCE,
+    NAME_PATTERN,
+    LayerConfig,
+    ParityRow,
+    is_valid_name,
+)
 from service.errors import HeadwiseError
 
 _DESCRIPTION = """\
@@ -24,6 +30,8 @@ _EPILOG = """\
 examples:
   python -m export --name mha --embed-dim 768 --num-heads 12 --seed 0
   python -m export --name mine --from-torch layer.safetensors --num-heads 8
+  python -m export --name cross-0 --from-torch decoder.safetensors --num-heads 8 \
+      --prefix decoder.layers.0.multihead_attn --attention cross
   python -m export --name minilm-3 --from-hf CHECKPOINT_DIR --layer 3
   python -m export verify artifacts/mha/1"""
 
@@ -69,12 +77,30 @@ def _parse_export(argv: list[str]) -> argparse.Namespace:
     saved.add_argument(
         "--from-torch", type=Path, metavar="FILE", help="state dict, .pt or .safetensors"
     )
+    saved.add_argument(
+        "--prefix",
+        metavar="NAME",
+        help="the attention module, where FILE holds a larger one's: decoder.layers.0.self_attn",
+    )
+    saved.add_argument(
+        "--attention",
+        choices=["self", "cross"],
+        help="whether keys and values come from the queries' own sequence or from a memory; packed"
+        " weights (in_proj_weight) do not say (default: self for packed weights, cross for"
+        " separate ones; needed where NAME is that of cross-attention)",
+    )
     parser.add_argument(
-        "--num-heads", type=int, metavar="H", help="needed with a seed and with --from-torch"
+        "--num-heads",
+        type=int,
+        metavar="H",
+        help="needed with a seed and with --from-torch: weights do not say it",
     )
     checkpoint = parser.add_argument_group("weights from a BERT-family checkpoint")
     checkpoint.add_argument(
-        "--from-hf", type=Path, metavar="DIR", help="directory of config.json and model.safetensors"
+        "--from-hf",
+        type=Path,
+        metavar="DIR",
+        help="directory of config.json and model.safetensors, or shards with their index",
     )
     checkpoint.add_argument("--layer", type=int, metavar="N", help="which layer, from 0")
     args = parser.parse_args(argv)
@@ -91,9 +117,19 @@ def _check_combination(parser: argparse.ArgumentParser, args: argparse.Namespace
         "--memory-dim": args.memory_dim,
         "--no-bias": args.no_bias or None,
     }
+    saved = {
+        "--from-torch": args.from_torch,
+        "--prefix": args.prefix,
+        "--attention": args.attention,
+    }
+    if args.from_torch is not None and args.memory_dim is not None:
+        parser.error(
+            "--memory-dim is for weights from a seed: a saved layer has its own; where keys and"
+            " values come from a memory as wide as the queries, say --attention cross"
+        )
     kinds = {
         "a seed": (["--embed-dim", "--num-heads"], seeded),
-        "--from-torch": (["--num-heads"], {"--from-torch": args.from_torch}),
+        "--from-torch": (["--num-heads"], saved),
         "--from-hf": (["--layer"], {"--from-hf": args.from_hf, "--layer": args.layer}),
     }
     used = [
@@ -105,6 +141,8 @@ def _check_combination(parser: argparse.ArgumentParser, args: argparse.Namespace
     for flag in kinds[used[0]][0]:
         if given[flag] is None:
             parser.error(f"{flag} is needed with weights from {used[0]}")
+    if used[0] == "--from-torch" and args.from_torch is None:
+        parser.error("--prefix and --attention need --from-torch FILE")
     if used[0] == "--from-hf" and (args.from_hf is None or args.num_heads is not None):
         parser.error(
             "--layer needs --from-hf DIR"
@@ -132,7 +170,12 @@ def _export(args: argparse.Namespace) -> int:
         from export import gate, publish, sources
     with _err.status("reading the weights"):
         if args.from_torch is not None:
-            source = sources.from_torch(args.from_torch, args.num_heads)
+            source = sources.from_torch(
+                args.from_torch,
+                args.num_heads,
+                prefix=args.prefix or "",
+                attention=args.attention,
+            )
         elif args.from_hf is not None:
             source = sources.from_hf(args.from_hf, args.layer)
         else:
@@ -157,7 +200,29 @@ def _export(args: argparse.Namespace) -> int:
     _print_parity(artifact.manifest.parity)
     size_mb = sum(entry.size_bytes for entry in artifact.manifest.files.values()) / 1e6
     _out.print(f"published {artifact.path} ({size_mb:.1f} MB)", soft_wrap=True, markup=False)
+    for line in _assumptions(args, artifact.manifest.layer):
+        _out.print(line, soft_wrap=True, markup=False, highlight=False)
     return 0
+
+
+def _assumptions(args: argparse.Namespace, layer: LayerConfig) -> list[str]:
+    """Say what no weight shows, and where it was taken from; nothing for a seed's layer."""
+    if args.from_torch is None and args.from_hf is None:
+        return []
+    heads = "--num-heads" if args.from_hf is None else "num_attention_heads in config.json"
+    if args.from_hf is not None:
+        source = "the layout of the checkpoint"
+    elif args.attention is not None:
+        source = "--attention"
+    else:
+        source = "separate weights" if layer.is_cross else "packed weights, no --attention cross"
+    order = "" if layer.is_cross else "; not causal unless a call says so"
+    return [
+        "The parity above cannot show these, which were assumed:",
+        f"  {layer.num_heads} heads of width {layer.head_dim} ({heads})",
+        f"  {'cross' if layer.is_cross else 'self'}-attention ({source}){order}",
+        "  no add_zero_attn, and no computation of the model's own code around these weights",
+    ]
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -6,29 +6,43 @@ weights in PyTorch's own `nn.MultiheadAttention` as an independent reference,
 and a record of the origin for the manifest.
 """
 
-import json
-import warnings
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from export.attention import MultiHeadAttention
+from export.bert import read_attention
+from export.checkpoint import Checkpoint, SourceInvalid, from_values, open_file
+from export.refusals import is_adapters, reason_against
 from service.contract import LayerConfig
+
+__all__ = [
+    "Attention",
+    "Source",
+    "SourceInvalid",
+    "from_hf",
+    "from_state",
+    "from_torch",
+    "random_layer",
+]
+
+Attention = Literal["self", "cross"]
+"""Whether keys and values come from the queries' own sequence, or from a memory."""
 
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _STATE_KEYS = frozenset(
     {"in_proj_weight", *_SEPARATE, "in_proj_bias", "out_proj.weight", "out_proj.bias"}
 )
-_HF_FAMILIES = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
-
-
-class SourceInvalid(Exception):
-    """The weights cannot be read, or are not those of one attention layer."""
+_CROSS_NAMES = re.compile(
+    r"multihead_attn|.*cross.*|enc(oder)?_(dec(oder)?_)?att(entio)?n.*|encdec.*|xattn|src_attn",
+    re.IGNORECASE,
+)
+"""What decoders call the module that attends to a memory."""
 
 
 @dataclass(frozen=True)
@@ -77,91 +91,81 @@ def random_layer(
     return from_state(state, num_heads, origin={"kind": "random", "seed": seed})
 
 
-def from_torch(path: Path, num_heads: int) -> Source:
+def from_torch(
+    path: Path, num_heads: int, *, prefix: str = "", attention: Attention | None = None
+) -> Source:
     """
     Return the layer whose `nn.MultiheadAttention` state dict is saved at `path`.
 
-    `.safetensors` files are read as such, anything else with `torch.load` restricted
-    to weights.
+    `prefix` names the attention module where the file holds a larger one's state dict, as in
+    `decoder.layers.0.multihead_attn`; for `attention` see `from_state`.
 
     Raises:
         SourceInvalid: see the class.
     """
-    try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            with warnings.catch_warnings():
-                # It warns of pickle protocols; what it makes of one is checked below.
-                warnings.simplefilter("ignore")
-                state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise SourceInvalid(f"{path}: no such file") from None
-    except Exception as error:
-        # torch's restricted reader raises whatever it stumbles on in bytes of another kind:
-        # KeyError, IndexError, struct.error, ...
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0].rstrip(": ")
-        raise SourceInvalid(f"{path}: expected a file of weights only: {reason}") from error
-    if not isinstance(state, Mapping):
-        raise SourceInvalid(f"{path}: expected a state dict, got {type(state).__name__}")
-    return from_state(state, num_heads, origin={"kind": "torch", "file": path.name})
+    origin: dict[str, str | int] = {"kind": "torch", "file": path.name}
+    if prefix:
+        origin["module"] = prefix.rstrip(".")
+    return _from_checkpoint(open_file(path), prefix, num_heads, origin, attention)
 
 
 def from_hf(directory: Path, layer: int) -> Source:
     """
     Return the self-attention of one layer of a BERT-family checkpoint directory.
 
-    Its output is that of `attention.output.dense`: before dropout, residual and
-    LayerNorm.  config.json and model.safetensors are read directly.
+    Its output is that of `attention.output.dense`: before dropout, residual and LayerNorm.
 
     Raises:
         SourceInvalid: see the class.
     """
-    config = _hf_config(directory)
-    num_layers = config["num_hidden_layers"]
-    if not 0 <= layer < num_layers:
-        raise SourceInvalid(f"layer: expected 0 to {num_layers - 1}, got {layer}")
-    tensors = _hf_tensors(directory, layer)
-    width = tensors["output.dense.bias"].numel()
-    _check_shapes(
-        f"layer {layer}",
-        tensors,
-        {name: (width, width) if name.endswith("weight") else (width,) for name in tensors},
-    )
-    state = {
-        "in_proj_weight": torch.cat(
-            [tensors[f"self.{x}.weight"] for x in ("query", "key", "value")]
-        ),
-        "in_proj_bias": torch.cat([tensors[f"self.{x}.bias"] for x in ("query", "key", "value")]),
-        "out_proj.weight": tensors["output.dense.weight"],
-        "out_proj.bias": tensors["output.dense.bias"],
+    found = read_attention(directory, layer)
+    origin: dict[str, str | int] = {
+        "kind": "hf",
+        "checkpoint": found.checkpoint_name,
+        "layer": layer,
     }
-    name = str(config.get("_name_or_path") or directory.name)
-    origin: dict[str, str | int] = {"kind": "hf", "checkpoint": name, "layer": layer}
-    return from_state(state, config["num_attention_heads"], origin=origin)
+    return from_state(found.state, found.num_heads, origin=origin)
 
 
 def from_state(
-    state: Mapping[str, object], num_heads: int, *, origin: dict[str, str | int]
+    state: Mapping[str, object],
+    num_heads: int,
+    *,
+    origin: dict[str, str | int],
+    attention: Attention | None = None,
 ) -> Source:
     """
     Return the layer of an `nn.MultiheadAttention` state dict, in FP32.
 
     Both forms are read: packed (`in_proj_weight`) and separate (`q_proj_weight`,
-    `k_proj_weight`, `v_proj_weight`, for keys and values of another width).
+    `k_proj_weight`, `v_proj_weight`, for keys and values of another width).  By default packed
+    weights are those of self-attention and separate ones those of cross-attention; `attention`
+    says otherwise, for keys and values as wide as the queries.
 
     Raises:
         SourceInvalid: a key is missing, unknown or of the wrong shape, or
             kdim differs from vdim.
     """
-    tensors = _check_state(state)
-    weight = tensors["out_proj.weight"]
-    embed_dim = weight.shape[0]
-    memory_dim = _memory_dim(tensors)
+    return _from_checkpoint(from_values("state dict", state), "", num_heads, origin, attention)
+
+
+def _from_checkpoint(
+    checkpoint: Checkpoint,
+    prefix: str,
+    num_heads: int,
+    origin: dict[str, str | int],
+    attention: Attention | None,
+) -> Source:
+    where = checkpoint.where
+    tensors = _read_module(checkpoint, prefix)
+    if attention is None and "in_proj_weight" in tensors:
+        _refuse_unstated_cross(where, prefix)
+    embed_dim = tensors["out_proj.weight"].shape[0]
+    memory_dim = _memory_dim(where, tensors, embed_dim, attention)
     bias = "in_proj_bias" in tensors
     config = _config(embed_dim, num_heads, memory_dim=memory_dim, bias=bias)
-    _check_shapes("state dict", tensors, _state_shapes(config))
-    if memory_dim == embed_dim:
+    _check_shapes(where, tensors, _state_shapes(config))
+    if memory_dim in (None, embed_dim) and "in_proj_weight" not in tensors:
         # PyTorch packs when the widths agree, also where keys come from a memory.
         tensors = _packed(tensors)
     with torch.random.fork_rng(devices=[]):  # new layers draw weights, only to lose them
@@ -170,7 +174,7 @@ def from_state(
         reference.load_state_dict(tensors)
     except RuntimeError as error:
         problem = str(error).splitlines()[-1].strip()
-        raise SourceInvalid(f"state dict: expected one nn.MultiheadAttention: {problem}") from None
+        raise SourceInvalid(f"{where}: expected one nn.MultiheadAttention: {problem}") from None
     layer.load_state_dict(_our_state(config, tensors))
     return Source(layer.eval(), reference.eval(), origin)
 
@@ -184,52 +188,84 @@ def _config(
         raise SourceInvalid(str(error)) from None
 
 
-def _check_state(state: Mapping[str, object]) -> dict[str, Tensor]:
-    if {"bias_k", "bias_v"} & set(state):
-        raise SourceInvalid("state dict: add_bias_kv (bias_k, bias_v) is not supported")
-    unknown = sorted(str(key) for key in set(state) - _STATE_KEYS)
-    if unknown:
+def _read_module(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of the module that `prefix` names; "" is the whole checkpoint."""
+    where = checkpoint.where
+    # An adapter of the module lies beside it as often as in it.
+    checkpoint.refuse_if_any("", is_adapters)
+    below = f"{prefix.rstrip('.')}." if prefix else ""
+    names = checkpoint.below(below)
+    modules = _modules(checkpoint)
+    if below and not names:
+        raise SourceInvalid(f"{where}: expected tensors below {below}, got none{_choice(modules)}")
+    is_recognised = any(reason_against(name).is_recognised for name in names)
+    if names and not _STATE_KEYS & set(names) and not is_recognised:
+        inner = [name for name in modules if name.startswith(below)]
         raise SourceInvalid(
-            f"state dict: expected the keys of one nn.MultiheadAttention, got also {unknown[0]!r}"
+            f"{where}: expected the keys of one nn.MultiheadAttention,"
+            f" got {below}{names[0]}{_choice(inner)}"
         )
-    tensors = {}
-    for key, value in state.items():
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            raise SourceInvalid(f"state dict: {key}: expected a floating-point tensor")
-        if value.layout != torch.strided or value.is_meta:
-            raise SourceInvalid(f"state dict: {key}: expected a dense tensor with its numbers")
-        if value.ndim != (2 if key.endswith("weight") else 1):
+    checkpoint.refuse_unknown(below, _STATE_KEYS)
+    tensors = checkpoint.take(below, names)
+    for key, tensor in tensors.items():
+        if tensor.ndim != (2 if key.endswith("weight") else 1):
             kind = "matrix" if key.endswith("weight") else "vector"
             raise SourceInvalid(
-                f"state dict: {key}: expected a {kind}, got shape {list(value.shape)}"
-            )
-        # First to FP32: what is finite in FP64 may not be so there.
-        tensors[key] = value.detach().to(torch.float32)
-        if not bool(torch.isfinite(tensors[key]).all()):
-            raise SourceInvalid(
-                f"state dict: {key}: expected finite FP32 numbers, got NaN or infinity"
+                f"{where}: {below}{key}: expected a {kind}, got shape {list(tensor.shape)}"
             )
     if "out_proj.weight" not in tensors:
-        raise SourceInvalid("state dict: out_proj.weight is missing")
+        raise SourceInvalid(f"{where}: {below}out_proj.weight is missing")
     if ("in_proj_bias" in tensors) != ("out_proj.bias" in tensors):
-        raise SourceInvalid("state dict: expected in_proj_bias and out_proj.bias, or neither")
+        raise SourceInvalid(f"{where}: expected in_proj_bias and out_proj.bias, or neither")
     return tensors
 
 
-def _memory_dim(tensors: Mapping[str, Tensor]) -> int | None:
-    """Return M for separate projections, None for packed ones (which attend to themselves)."""
+def _modules(checkpoint: Checkpoint) -> list[str]:
+    """List the modules of a checkpoint that are an `nn.MultiheadAttention`."""
+    ends = (".in_proj_weight", ".q_proj_weight")
+    return sorted({name.rsplit(".", 1)[0] for name in checkpoint.tensors if name.endswith(ends)})
+
+
+def _choice(modules: list[str]) -> str:
+    if not modules:
+        return "; there is no nn.MultiheadAttention in it"
+    more = f" and {len(modules) - 8} more" if len(modules) > 8 else ""
+    listed = ", ".join(modules[:8])
+    return f"; it holds these attention modules: {listed}{more}; name one with --prefix"
+
+
+def _refuse_unstated_cross(where: str, prefix: str) -> None:
+    if any(_CROSS_NAMES.fullmatch(part) for part in prefix.split(".")):
+        raise SourceInvalid(
+            f"{where}: {prefix}: the name is that of cross-attention, but packed weights are the"
+            " same for both: say --attention cross (keys and values come from a memory) or"
+            " --attention self"
+        )
+
+
+def _memory_dim(
+    where: str, tensors: Mapping[str, Tensor], embed_dim: int, attention: Attention | None
+) -> int | None:
+    """Return M, or None for self-attention, which packed projections are unless stated."""
     if "in_proj_weight" in tensors:
-        return None
+        return embed_dim if attention == "cross" else None
     missing = sorted(set(_SEPARATE) - set(tensors))
     if missing:
-        raise SourceInvalid(f"state dict: expected in_proj_weight or {missing[0]}, got neither")
+        raise SourceInvalid(f"{where}: expected in_proj_weight or {missing[0]}, got neither")
     kdim, vdim = tensors["k_proj_weight"].shape[1], tensors["v_proj_weight"].shape[1]
     if kdim != vdim:
         raise SourceInvalid(
-            f"state dict: expected kdim = vdim (one memory is the source of keys and values),"
+            f"{where}: expected kdim = vdim (one memory is the source of keys and values),"
             f" got kdim {kdim} and vdim {vdim}"
         )
-    return kdim
+    if attention != "self":
+        return kdim
+    if kdim != embed_dim:
+        raise SourceInvalid(
+            f"{where}: expected keys and values of width {embed_dim} for --attention self,"
+            f" got {kdim}: the layer is cross-attention"
+        )
+    return None
 
 
 def _state_shapes(config: LayerConfig) -> dict[str, tuple[int, ...]]:
@@ -297,52 +333,3 @@ def _our_state(config: LayerConfig, tensors: Mapping[str, Tensor]) -> dict[str, 
                 tensors["in_proj_bias"], [e, 2 * e]
             )
     return state
-
-
-def _hf_config(directory: Path) -> dict[str, int]:
-    file = directory / "config.json"
-    try:
-        config = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise SourceInvalid(f"{file}: no such file; expected a checkpoint directory") from None
-    except ValueError as error:
-        raise SourceInvalid(f"{file}: expected JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise SourceInvalid(f"{file}: expected a JSON object, got {type(config).__name__}")
-    family = config.get("model_type")
-    if not isinstance(family, str) or family not in _HF_FAMILIES:
-        raise SourceInvalid(
-            f"{file}: model_type: expected one of {', '.join(sorted(_HF_FAMILIES))}, got {family!r}"
-        )
-    position = config.get("position_embedding_type", "absolute")
-    if position != "absolute":
-        # Relative positions add terms inside the softmax that the formula does not have.
-        raise SourceInvalid(f"{file}: position_embedding_type: expected absolute, got {position!r}")
-    for key in ("num_hidden_layers", "num_attention_heads"):
-        if type(config.get(key)) is not int:
-            raise SourceInvalid(f"{file}: {key}: expected an integer, got {config.get(key)!r}")
-    return config
-
-
-def _hf_tensors(directory: Path, layer: int) -> dict[str, Tensor]:
-    """Return the layer's attention tensors by their name after `attention.`."""
-    file = directory / "model.safetensors"
-    part = f"encoder.layer.{layer}.attention."
-    wanted = [f"self.{name}" for name in ("query", "key", "value")] + ["output.dense"]
-    try:
-        with safe_open(file, framework="pt") as checkpoint:
-            names = {
-                name.split(part, 1)[1]: name
-                for name in checkpoint.keys()  # noqa: SIM118 (not a dict: it cannot be iterated)
-                if part in name
-            }
-            return {
-                short: checkpoint.get_tensor(names[short])
-                for short in (f"{name}.{kind}" for name in wanted for kind in ("weight", "bias"))
-            }
-    except FileNotFoundError:
-        raise SourceInvalid(f"{file}: no such file; expected safetensors weights") from None
-    except KeyError as error:
-        raise SourceInvalid(f"{file}: expected a tensor …{part}{error.args[0]}") from None
-    except (SafetensorError, OSError) as error:
-        raise SourceInvalid(f"{file}: expected safetensors: {error}") from None
