@@ -198,9 +198,9 @@ def _read_module(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:
     modules = _modules(checkpoint)
     if below and not names:
         raise SourceInvalid(f"{where}: expected tensors below {below}, got none{_choice(modules)}")
+    inner = [name for name in modules if name.startswith(below)]
     is_recognised = any(reason_against(name).is_recognised for name in names)
-    if names and not _STATE_KEYS & set(names) and not is_recognised:
-        inner = [name for name in modules if name.startswith(below)]
+    if names and not _STATE_KEYS & set(names) and (inner or not is_recognised):
         raise SourceInvalid(
             f"{where}: expected the keys of one nn.MultiheadAttention,"
             f" got {below}{names[0]}{_choice(inner)}"

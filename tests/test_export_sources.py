@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
-from export.sources import Source, SourceInvalid, from_state, from_torch, random_layer
+from export.sources import Attention, Source, SourceInvalid, from_state, from_torch, random_layer
 
 SEED = 5
 """Any: every rule here holds for all weights."""
@@ -553,3 +553,248 @@ def test_from_torch_damaged_file_is_read_or_refused(
         outcome = len(str(error).splitlines())
 
     assert outcome in (EMBED_DIM, 1)
+
+
+def _save(state: State, file: Path) -> Path:
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
+    return file
+
+
+def _decoder_layer() -> nn.TransformerDecoderLayer:
+    """Return PyTorch's own decoder layer, with self_attn and, over a memory, multihead_attn."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        layer = nn.TransformerDecoderLayer(EMBED_DIM, HEADS, 16, batch_first=True)
+        for name, parameter in layer.named_parameters():
+            if name.endswith("bias"):
+                nn.init.normal_(parameter)
+    return layer.eval()
+
+
+def test_from_torch_packed_cross_attention_answers_over_a_memory(tmp_path: Path) -> None:
+    """What packed weights do not say can be stated: then keys and values come from a memory."""
+    module = _module()
+    file = _save(module.state_dict(), tmp_path / "layer.safetensors")
+
+    source = from_torch(file, HEADS, attention="cross")
+
+    assert source.config.memory_dim == EMBED_DIM
+    _assert_answers_as(source, module)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_from_state_packed_weights_are_self_attention_unless_stated(bias: bool) -> None:
+    """The default is PyTorch's common use, and may be stated as well."""
+    module = _module(bias=bias)
+
+    for attention in (None, "self"):
+        source = from_state(module.state_dict(), HEADS, origin={}, attention=attention)
+
+        assert source.config.memory_dim is None
+        _assert_answers_as(source, module)
+
+
+def test_from_state_separate_projections_of_equal_width_can_be_self_attention() -> None:
+    """Who says self gets self, whichever form the weights have."""
+    module = _module()
+
+    source = from_state(_separate(module.state_dict()), HEADS, origin={}, attention="self")
+
+    assert source.config.memory_dim is None
+    _assert_answers_as(source, module)
+
+
+def test_from_state_memory_of_another_width_is_no_self_attention() -> None:
+    """A statement that contradicts the weights is refused."""
+    state = _module(kdim=MEMORY_DIM, vdim=MEMORY_DIM).state_dict()
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_state(state, HEADS, origin={}, attention="self")
+
+    assert str(caught.value) == (
+        "state dict: expected keys and values of width 8 for --attention self, got 6:"
+        " the layer is cross-attention"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), [("self_attn", None), ("self_attn", "self"), ("multihead_attn", "cross")]
+)
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("dot", ["", "."])
+def test_from_torch_module_of_a_larger_one_is_taken_by_name(
+    name: str, attention: Attention | None, suffix: str, dot: str, tmp_path: Path
+) -> None:
+    """A decoder's state dict holds two attention modules; each is exported as what it is."""
+    layer, file = _decoder_layer(), tmp_path / f"decoder{suffix}"
+    state = {f"decoder.layers.0.{key}": tensor for key, tensor in layer.state_dict().items()}
+    if suffix == ".pt":
+        torch.save(state, file)
+    else:
+        save_file(state, file)
+    prefix = f"decoder.layers.0.{name}"
+
+    source = from_torch(file, HEADS, prefix=prefix + dot, attention=attention)
+
+    module = getattr(layer, name)
+    assert source.config.is_cross == (attention == "cross")
+    assert source.origin == {"kind": "torch", "file": file.name, "module": prefix}
+    _assert_answers_as(source, module)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("multihead_attn", "cross_attn", "crossattention", "cross_attention", "encoder_attn"),
+        *("enc_attn", "EncDecAttention", "encoder_decoder_attention", "xattn", "src_attn"),
+        "crossattention.self",
+    ],
+)
+def test_from_torch_module_with_the_name_of_cross_attention_needs_a_word(
+    name: str, tmp_path: Path
+) -> None:
+    """Cross-attention is never published as self-attention because nobody said which it is."""
+    state = {f"layers.0.{name}.{key}": tensor for key, tensor in _module().state_dict().items()}
+    file = _save(state, tmp_path / "decoder.safetensors")
+    prefix = f"layers.0.{name}"
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(file, HEADS, prefix=prefix)
+
+    assert str(caught.value) == (
+        f"{file}: {prefix}: the name is that of cross-attention, but packed weights are the same"
+        " for both: say --attention cross (keys and values come from a memory) or --attention self"
+    )
+    assert not from_torch(file, HEADS, prefix=prefix, attention="self").config.is_cross
+    assert from_torch(file, HEADS, prefix=prefix, attention="cross").config.is_cross
+
+
+def test_from_torch_larger_module_lists_what_can_be_named(tmp_path: Path) -> None:
+    """Whoever saved a whole layer learns which names to give."""
+    file = _save(_decoder_layer().state_dict(), tmp_path / "decoder.safetensors")
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(file, HEADS)
+
+    assert str(caught.value) == (
+        f"{file}: expected the keys of one nn.MultiheadAttention, got linear1.bias; it holds these"
+        " attention modules: multihead_attn, self_attn; name one with --prefix"
+    )
+
+
+def test_from_torch_many_modules_are_counted(tmp_path: Path) -> None:
+    """A message stays one readable line however large the model is."""
+    state = {
+        f"layers.{i}.self_attn.{key}": tensor.clone()
+        for i in range(10)
+        for key, tensor in _module().state_dict().items()
+    }
+    file = _save(state, tmp_path / "encoder.safetensors")
+
+    with pytest.raises(SourceInvalid, match=r"layers\.7\.self_attn and 2 more; name one with"):
+        from_torch(file, HEADS)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        (
+            "decoder",
+            "expected tensors below decoder., got none; it holds these attention modules:"
+            " multihead_attn, self_attn; name one with --prefix",
+        ),
+        # `self` is the beginning of `self_attn`, but not of its dotted name.
+        (
+            "self",
+            "expected tensors below self., got none; it holds these attention modules:"
+            " multihead_attn, self_attn; name one with --prefix",
+        ),
+        (
+            "linear1",
+            "expected the keys of one nn.MultiheadAttention, got linear1.bias;"
+            " there is no nn.MultiheadAttention in it",
+        ),
+    ],
+)
+def test_from_torch_prefix_of_no_attention_is_refused(
+    prefix: str, message: str, tmp_path: Path
+) -> None:
+    """A misspelt name is answered with those that there are."""
+    file = _save(_decoder_layer().state_dict(), tmp_path / "decoder.safetensors")
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(file, HEADS, prefix=prefix)
+
+    assert str(caught.value) == f"{file}: {message}"
+
+
+EXTRA: dict[str, tuple[str, str]] = {
+    "LoRA": ("lora_A.default.weight", "adapter"),
+    "LoRA of the output": ("out_proj.lora_B.weight", "adapter"),
+    "quantised output": ("out_proj.scale", "dequantise"),
+    "packed parameters": ("out_proj._packed_params._packed_params", "dequantise"),
+    "pruning mask": ("in_proj_weight_mask", "prune.remove"),
+    "pruned weight": ("in_proj_weight_orig", "prune.remove"),
+    "parametrization": ("parametrizations.in_proj_weight.original", "remove_parametrizations"),
+    "weight norm": ("out_proj.weight_g", "remove_parametrizations"),
+    "query norm": ("q_norm.weight", "normalisation"),
+    "rotary cache": ("rotary.inv_freq", "rotary"),
+    "relative positions": ("relative_position_bias_table", "relative"),
+    "learned key": ("bias_k", "add_bias_kv"),
+    "unknown": ("gate", "does not know"),
+}
+
+
+@pytest.mark.parametrize("prefix", ["", "model.attn"])
+@pytest.mark.parametrize(("name", "words"), EXTRA.values(), ids=EXTRA)
+def test_from_torch_tensor_that_the_layer_does_not_use_is_refused(
+    name: str, words: str, prefix: str, tmp_path: Path
+) -> None:
+    """A state dict is as closed as a checkpoint: the same mechanism reads both."""
+    start = f"{prefix}." if prefix else ""
+    state = {f"{start}{key}": tensor for key, tensor in {**_with(), name: ANY(4)}.items()}
+    file = _save(state, tmp_path / "layer.safetensors")
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(file, HEADS, prefix=prefix)
+
+    assert f"{file}: {start}{name}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_from_torch_adapter_beside_the_module_is_refused(tmp_path: Path) -> None:
+    """PEFT wraps a module and keeps the adapter beside the weights, not below them."""
+    state = {f"attn.base_layer.{key}": tensor for key, tensor in _with().items()}
+    file = _save({**state, "attn.lora_A.default.weight": ANY(2, 8)}, tmp_path / "x.safetensors")
+
+    with pytest.raises(SourceInvalid, match=r"an adapter that was not merged .*merge_and_unload"):
+        from_torch(file, HEADS, prefix="attn.base_layer")
+
+
+NOT_FLOATS = [
+    *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64),
+]
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("dtype", NOT_FLOATS, ids=str)
+@pytest.mark.parametrize(
+    "name", ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"]
+)
+def test_from_torch_any_tensor_that_is_no_float_is_refused(
+    name: str, dtype: torch.dtype, suffix: str, tmp_path: Path
+) -> None:
+    """Each tensor's dtype is looked at on its own, and named; none ends in a traceback."""
+    file = tmp_path / f"layer{suffix}"
+    state = {**_with(), name: _with()[name].to(dtype)}
+    if suffix == ".pt":
+        torch.save(state, file)
+    else:
+        save_file(state, file)
+
+    with pytest.raises(SourceInvalid) as caught:
+        from_torch(file, HEADS)
+
+    assert f"{file}: {name}: expected floating-point weights" in str(caught.value)
+    assert "dequantise" in str(caught.value)
