@@ -194,6 +194,12 @@ def open_file(path: Path) -> Checkpoint:
         ) from error
     if not isinstance(state, Mapping):
         raise SourceInvalid(f"{path}: expected a state dict, got {type(state).__name__}")
+    nested = [key for key, value in state.items() if isinstance(value, Mapping)]
+    if nested and not any(isinstance(value, Tensor) for value in state.values()):
+        raise SourceInvalid(
+            f"{path}: expected a state dict, got a training checkpoint; save what it holds under"
+            f" {str(nested[0])!r} as a file of its own"
+        )
     return from_values(str(path), state)
 
 

@@ -106,7 +106,9 @@ def from_torch(
     origin: dict[str, str | int] = {"kind": "torch", "file": path.name}
     if prefix:
         origin["module"] = prefix.rstrip(".")
-    return _from_checkpoint(open_file(path), prefix, num_heads, origin, attention)
+    checkpoint = open_file(path)
+    _check_stated(checkpoint, prefix, prefix or path.stem, attention)
+    return _from_checkpoint(checkpoint, prefix, num_heads, origin, attention)
 
 
 def from_hf(directory: Path, layer: int) -> Source:
@@ -158,8 +160,6 @@ def _from_checkpoint(
 ) -> Source:
     where = checkpoint.where
     tensors = _read_module(checkpoint, prefix)
-    if attention is None and "in_proj_weight" in tensors:
-        _refuse_unstated_cross(where, prefix)
     embed_dim = tensors["out_proj.weight"].shape[0]
     memory_dim = _memory_dim(where, tensors, embed_dim, attention)
     bias = "in_proj_bias" in tensors
@@ -234,12 +234,17 @@ def _choice(modules: list[str]) -> str:
     return f"; it holds these attention modules: {listed}{more}; name one with --prefix"
 
 
-def _refuse_unstated_cross(where: str, prefix: str) -> None:
-    if any(_CROSS_NAMES.fullmatch(part) for part in prefix.split(".")):
+def _check_stated(
+    checkpoint: Checkpoint, prefix: str, name: str, attention: Attention | None
+) -> None:
+    """Refuse packed weights under the name of a cross-attention where nothing says what it is."""
+    is_packed = f"{prefix.rstrip('.')}.in_proj_weight".lstrip(".") in checkpoint.tensors
+    is_cross = any(_CROSS_NAMES.fullmatch(part) for part in name.split("."))
+    if attention is None and is_packed and is_cross:
         raise SourceInvalid(
-            f"{where}: {prefix}: the name is that of cross-attention, but packed weights are the"
-            " same for both: say --attention cross (keys and values come from a memory) or"
-            " --attention self"
+            f"{checkpoint.where}: {name}: the name is that of cross-attention, but packed weights"
+            " are the same for both: say --attention cross (keys and values come from a memory)"
+            " or --attention self"
         )
 
 

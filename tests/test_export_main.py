@@ -77,6 +77,7 @@ def test_main_publishes_from_a_seed(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"published {tmp_path}/mha/1 (0.0 MB)\n" in out
     assert "largest differences (allowed 1e-05)" in out
     assert _table(out) == {"formula": 60, "layer": 60, "torch": 50, "alone": 30}
+    assert "assumed" not in out  # a seed's layer is what was asked for
     assert "proving mha" in err
     assert "60/60" in err
 
@@ -117,10 +118,45 @@ def test_main_publishes_a_layer_of_a_checkpoint(
         "--name", "bert-1", "--from-hf", checkpoint, "--layer", 1, "--repository", tmp_path / "r"
     )
 
+    out = capsys.readouterr().out
     assert status == 0
-    assert "published" in capsys.readouterr().out
+    assert "published" in out
+    assert "  2 heads of width 2 (num_attention_heads in config.json)\n" in out
+    assert (
+        "  self-attention (the layout of the checkpoint); not causal unless a call says so\n" in out
+    )
     artifact = read_artifact(tmp_path / "r" / "bert-1" / "1")
     assert artifact.manifest.source == {"kind": "hf", "checkpoint": "bert-like", "layer": 1}
+
+
+def test_main_publishes_cross_attention_of_a_decoder_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is packed like self-attention is published as what it was said to be, and verified."""
+    file = tmp_path / "decoder.safetensors"
+    save_file(nn.TransformerDecoderLayer(4, 2, 8).state_dict(), file)
+
+    status = _run(
+        *("--name", "cross", "--from-torch", file, "--num-heads", 2, "--attention", "cross"),
+        *("--prefix", "multihead_attn", "--repository", tmp_path / "r"),
+    )
+
+    out, err = capsys.readouterr()
+    artifact = read_artifact(tmp_path / "r" / "cross" / "1")
+    assert status == 0, err
+    assert artifact.manifest.layer.memory_dim == 4
+    assert artifact.manifest.source == {
+        "kind": "torch",
+        "file": "decoder.safetensors",
+        "module": "multihead_attn",
+    }
+    assert out.endswith(
+        "The parity above cannot show these, which were assumed:\n"
+        "  2 heads of width 2 (--num-heads)\n"
+        "  cross-attention (--attention)\n"
+        "  no add_zero_attn, and no computation of the model's own code around these weights\n"
+    )
+    assert _run("verify", artifact.path) == 0
 
 
 def _checkpoint(directory: Path) -> Path:
@@ -211,6 +247,27 @@ def test_main_repository_is_taken_from_the_environment(
         (
             ["--name", "mha", "--from-hf", "dir", "--layer", "0", "--num-heads", "12"],
             "--num-heads: the checkpoint's own config.json says it",
+        ),
+        (
+            ["--name", "mha", "--prefix", "attn", "--num-heads", "2"],
+            "--prefix and --attention need --from-torch FILE",
+        ),
+        (
+            ["--name", "mha", "--attention", "cross", "--num-heads", "2"],
+            "--prefix and --attention need --from-torch FILE",
+        ),
+        (
+            ["--name", "mha", "--from-hf", "dir", "--layer", "0", "--attention", "self"],
+            "expected one source of weights, got --from-torch, --from-hf",
+        ),
+        (
+            ["--name", "mha", "--from-torch", "x.pt", "--num-heads", "2", "--memory-dim", "8"],
+            "--memory-dim is for weights from a seed: a saved layer has its own; where keys and"
+            " values come from a memory as wide as the queries, say --attention cross",
+        ),
+        (
+            ["--name", "mha", "--from-torch", "x.pt", "--attention", "both"],
+            "argument --attention: invalid choice",
         ),
         (["--name", "MHA", *TINY], BAD_NAME),
         (["--name", "../mha", *TINY], BAD_NAME),
@@ -410,6 +467,7 @@ def test_command_publishes_a_saved_layer_in_a_process_of_its_own(tmp_path: Path)
     artifact = read_artifact(repository / "mine" / "1")
     assert process.returncode == 0, err
     assert f"published {repository}/mine/1 (0.0 MB)\n" in out
+    assert "  self-attention (packed weights, no --attention cross); not causal unless" in out
     assert artifact.manifest.source == {"kind": "torch", "file": "layer.safetensors"}
     assert "Traceback" not in err
     assert "Warning" not in err

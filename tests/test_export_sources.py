@@ -439,6 +439,11 @@ FILES: dict[str, tuple[str, Callable[[Path], bytes], str]] = {
         "expected a state dict, got Tensor",
     ),
     "a list": (".pt", lambda file: _saved([1.0], file), "expected a state dict, got list"),
+    "a training checkpoint": (
+        ".pt",
+        lambda file: _saved({"epoch": 3, "state_dict": _module().state_dict()}, file),
+        "expected a state dict, got a training checkpoint; save what it holds under 'state_dict'",
+    ),
     "an empty file": (
         ".pt",
         lambda file: b"",
@@ -667,6 +672,30 @@ def test_from_torch_module_with_the_name_of_cross_attention_needs_a_word(
     )
     assert not from_torch(file, HEADS, prefix=prefix, attention="self").config.is_cross
     assert from_torch(file, HEADS, prefix=prefix, attention="cross").config.is_cross
+
+
+@pytest.mark.parametrize("name", ["multihead_attn", "decoder.0.cross_attn"])
+def test_from_torch_file_with_the_name_of_cross_attention_needs_a_word(
+    name: str, tmp_path: Path
+) -> None:
+    """A module saved alone has no name but its file's."""
+    file = _save(_module().state_dict(), tmp_path / f"{name}.safetensors")
+
+    with pytest.raises(SourceInvalid, match=f"{name}: the name is that of cross-attention"):
+        from_torch(file, HEADS)
+
+    assert from_torch(file, HEADS, attention="cross").config.is_cross
+
+
+def test_from_torch_separate_weights_say_themselves_that_they_are_cross(tmp_path: Path) -> None:
+    """Keys of another width than queries leave nothing to state."""
+    module = _module(kdim=MEMORY_DIM, vdim=MEMORY_DIM)
+    file = _save(module.state_dict(), tmp_path / "cross_attn.safetensors")
+
+    source = from_torch(file, HEADS)
+
+    assert source.config.memory_dim == MEMORY_DIM
+    _assert_answers_as(source, module)
 
 
 def test_from_torch_larger_module_lists_what_can_be_named(tmp_path: Path) -> None:
