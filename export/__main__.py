@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -239,7 +240,8 @@ def _verify(args: argparse.Namespace) -> int:
 def _report_failure(command: Callable[[], int]) -> int:
     """Turn what a user can cause into one line and exit status 1."""
     try:
-        return command()
+        with _ended_like_ctrl_c(signal.SIGTERM, signal.SIGHUP):
+            return command()
     except HeadwiseError as error:
         reason = str(error)
     except OSError as error:
@@ -248,13 +250,29 @@ def _report_failure(command: Callable[[], int]) -> int:
         reason = "interrupted; nothing was published"
     except Exception as error:
         from export.gate import GateFailed
+        from export.publish import PublishRefused
         from export.sources import SourceInvalid
 
-        if not isinstance(error, GateFailed | SourceInvalid):
+        if not isinstance(error, GateFailed | PublishRefused | SourceInvalid):
             raise
         reason = str(error)
     _err.print(f"error: {reason}", soft_wrap=True, markup=False, highlight=False)
     return 1
+
+
+@contextmanager
+def _ended_like_ctrl_c(*signals: signal.Signals) -> Iterator[None]:
+    """Let these signals end the command as Ctrl-C does, so that nothing half-made stays behind."""
+    # What is ignored stays so: nohup means it.
+    before = {number: signal.getsignal(number) for number in signals}
+    caught = [number for number in signals if before[number] is not signal.SIG_IGN]
+    try:
+        for number in caught:
+            signal.signal(number, signal.default_int_handler)
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
 
 
 def _threads() -> int:

@@ -1,12 +1,16 @@
 """Publish a layer: write it aside, prove it, then make it visible in one rename."""
 
 import contextlib
+import dataclasses
 import datetime
+import errno
+import fcntl
 import hashlib
 import importlib.metadata
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,12 +43,20 @@ from service.contract import (
     WEIGHTS_FILE,
     FileEntry,
     Manifest,
+    is_valid_version,
 )
 from service.engine import OnnxEngine
 from service.errors import ArtifactUnreadable
 from service.parity import absolute_error, relative_error
 
 _GOLDEN_SEED = 20260102
+
+_YOUNG_S = 60.0
+"""A staging directory of this age has been locked by its export, if that still runs."""
+
+
+class PublishRefused(Exception):
+    """The repository cannot take a further version."""
 
 
 def publish(
@@ -65,7 +77,9 @@ def publish(
     Raises:
         GateFailed: the artifact does not answer as the layer does; nothing is
             visible in the repository.
+        PublishRefused: no version is left.
     """
+    _next_version(repository, name)  # before minutes of proof
     with _staging(repository) as staging:
         for text in write_graph(source.layer, staging / GRAPH_FILE):
             on_warning(text)
@@ -76,14 +90,9 @@ def publish(
             raise GateFailed(str(error)) from error
         report = pass_gate(engine, source, on_cell=on_cell)
         _write_golden(source, staging / GOLDEN_FILE, report.input_scale)
-        versions = published_versions(repository, name)
-        version = versions[-1] + 1 if versions else 1
+        version = _next_version(repository, name)
         manifest = _manifest(source, report, _entries(graph, staging), name, version)
-        (staging / MANIFEST_FILE).write_text(manifest.to_json())
-        _open_to_readers(staging)
-        target = repository / name / str(version)
-        target.parent.mkdir(exist_ok=True)
-        staging.rename(target)
+        target = make_visible(staging, repository, manifest)
     return read_artifact(target)
 
 
@@ -109,15 +118,71 @@ def verify(
     return pass_gate(engine, source, on_cell=on_cell)
 
 
+def make_visible(staging: Path, repository: Path, manifest: Manifest) -> Path:
+    """
+    Return where the staged artifact now is: its manifest's version, or the next free one.
+
+    Another export of the same name may have taken the version during the proof.
+
+    Raises:
+        PublishRefused: no version is left.
+    """
+    while True:
+        (staging / MANIFEST_FILE).write_text(manifest.to_json())
+        _open_to_readers(staging)
+        target = repository / manifest.name / str(manifest.version)
+        target.parent.mkdir(exist_ok=True)
+        try:
+            staging.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                raise
+        else:
+            return target
+        version = _checked(repository, manifest.name, manifest.version + 1)
+        manifest = dataclasses.replace(manifest, version=version)
+
+
+def _next_version(repository: Path, name: str) -> int:
+    versions = published_versions(repository, name)
+    return _checked(repository, name, versions[-1] + 1 if versions else 1)
+
+
+def _checked(repository: Path, name: str, version: int) -> int:
+    if not is_valid_version(str(version)):
+        raise PublishRefused(
+            f"{repository / name}: expected a version of at most 9 digits, got {version} as the"
+            f" next one; remove or rename version {version - 1} to publish another"
+        )
+    return version
+
+
 @contextlib.contextmanager
 def _staging(repository: Path) -> Iterator[Path]:
     """Give a directory on the repository's own disk that no reader takes for an artifact."""
     repository.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(repository)
     staging = Path(tempfile.mkdtemp(prefix=".staging-", dir=repository))
+    lock = os.open(staging, os.O_RDONLY)
     try:
+        with contextlib.suppress(OSError):  # where the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_leftovers(repository: Path) -> None:
+    """Remove what exports that were killed left behind; those that still run hold a lock."""
+    for leftover in repository.glob(".staging-*"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            if time.time() - leftover.stat().st_mtime < _YOUNG_S:
+                continue
+            lock = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(leftover)
 
 
 def _open_to_readers(directory: Path) -> None:

@@ -38,6 +38,9 @@ _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _STATE_KEYS = frozenset(
     {"in_proj_weight", *_SEPARATE, "in_proj_bias", "out_proj.weight", "out_proj.bias"}
 )
+_LIMIT_BYTES = 2_000_000_000
+"""A graph is serialised whole before its weights are written beside it: protobuf takes 2 GiB."""
+
 _CROSS_NAMES = re.compile(
     r"multihead_attn|.*cross.*|enc(oder)?_(dec(oder)?_)?att(entio)?n.*|encdec.*|xattn|src_attn",
     re.IGNORECASE,
@@ -183,9 +186,18 @@ def _config(
     embed_dim: int, num_heads: int, *, memory_dim: int | None = None, bias: bool = True
 ) -> LayerConfig:
     try:
-        return LayerConfig(embed_dim, num_heads, memory_dim, bias)
+        config = LayerConfig(embed_dim, num_heads, memory_dim, bias)
     except ValueError as error:
         raise SourceInvalid(str(error)) from None
+    size_bytes = 4 * 2 * embed_dim * (embed_dim + (memory_dim or embed_dim))
+    if size_bytes > _LIMIT_BYTES:
+        # Before anything of that size is allocated.
+        raise SourceInvalid(
+            f"embed_dim: expected weights of at most {_LIMIT_BYTES / 1e9:.1f} GB, which is what an"
+            f" ONNX graph can hold while it is made, got {size_bytes / 1e9:.1f} GB at width"
+            f" {embed_dim}"
+        )
+    return config
 
 
 def _read_module(checkpoint: Checkpoint, prefix: str) -> dict[str, Tensor]:

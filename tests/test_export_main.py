@@ -51,6 +51,11 @@ def _run(*argv: object) -> int:
         return int(end.code or 0)
 
 
+def _take_every_signal() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _start(*argv: object, **environment: str) -> subprocess.Popen[str]:
     """Start the command in a process of its own."""
     return subprocess.Popen(
@@ -60,8 +65,8 @@ def _start(*argv: object, **environment: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A test run in the background ignores Ctrl-C, and its children would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        # A test run in the background ignores Ctrl-C or a hang-up; its children inherit that.
+        preexec_fn=_take_every_signal,
     )
 
 
@@ -483,8 +488,9 @@ def test_command_refused_ends_with_status_1_and_one_line(tmp_path: Path) -> None
     assert (out, err) == ("", f"error: {tmp_path}/none.pt: no such file\n")
 
 
-def test_command_interrupted_publishes_nothing(tmp_path: Path) -> None:
-    """Ctrl-C amid the proof is one line, and nothing is left behind."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_command_interrupted_publishes_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    """Whatever ends the command amid the proof: one line, and nothing is left behind."""
     # Wide enough that the proof has long not ended when its first files are seen.
     process = _start(
         "--name", "wide", "--embed-dim", 512, "--num-heads", 8, "--repository", tmp_path
@@ -492,7 +498,7 @@ def test_command_interrupted_publishes_nothing(tmp_path: Path) -> None:
     until(lambda: process.poll() is not None or any(tmp_path.glob(".staging-*/layer.weights")))
 
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
     _, err = process.communicate(timeout=END_LIMIT_S)
 
     assert process.returncode == 1

@@ -1,5 +1,6 @@
 """Publishing is all or nothing, and what was published proves itself again, or says why not."""
 
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from export.attention import MultiHeadAttention
 from export.gate import Cell, GateFailed, ValuesDiffer, grid
-from export.publish import publish, verify
+from export.publish import PublishRefused, make_visible, publish, verify
 from export.sources import Source, from_state, random_layer
 from service.artifact import (
     Artifact,
@@ -271,6 +272,60 @@ def test_publish_interrupted_leaves_no_trace(tmp_path: Path) -> None:
 
     assert [re.fullmatch(r"\.staging-\w+", name) is not None for name in entries[0]] == [True]
     assert not list(tmp_path.iterdir())
+
+
+def _interrupt(cell: Cell) -> None:
+    raise _Interrupted
+
+
+def test_publish_removes_what_killed_exports_left(tmp_path: Path) -> None:
+    """A killed export cannot clean up; the next one does, and leaves those alone that still run."""
+    names = (".staging-killed", ".staging-running", ".staging-begun", "mha")
+    killed, running, begun, other = (tmp_path / name for name in names)
+    for directory in (killed, running, begun, other):
+        directory.mkdir()
+        (directory / "layer.weights").write_bytes(b"half")
+    for directory in (killed, running, other):
+        os.utime(directory, (0, 0))
+    lock = os.open(running, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+
+    with pytest.raises(_Interrupted):
+        publish(random_layer(8, 2, seed=SEED), tmp_path, "mha", on_cell=_interrupt)
+
+    os.close(lock)
+    assert {path.name for path in tmp_path.iterdir()} == {*names} - {".staging-killed"}
+
+
+def test_make_visible_version_taken_meanwhile_becomes_the_next_free_one(
+    published: Published, tmp_path: Path
+) -> None:
+    """Of two exports of one name both are published: a proof is not thrown away."""
+    staging, repository = tmp_path / ".staging-x", tmp_path / "repository"
+    shutil.copytree(published.artifact.path, staging)
+    manifest = published.artifact.manifest
+    for taken in (manifest.version, manifest.version + 1):
+        (repository / manifest.name / str(taken)).mkdir(parents=True)
+        (repository / manifest.name / str(taken) / "manifest.json").write_text("another's")
+
+    path = make_visible(staging, repository, manifest)
+
+    assert path == repository / manifest.name / str(manifest.version + 2)
+    assert read_artifact(path).manifest == replace(manifest, version=manifest.version + 2)
+    assert not staging.exists()
+
+
+def test_publish_without_a_version_left_is_refused_before_the_proof(tmp_path: Path) -> None:
+    """A version of ten digits would never be served."""
+    (tmp_path / "mha" / "999999999").mkdir(parents=True)
+
+    with pytest.raises(PublishRefused) as caught:
+        publish(random_layer(8, 2, seed=SEED), tmp_path, "mha", on_cell=_interrupt)
+
+    assert str(caught.value) == (
+        f"{tmp_path / 'mha'}: expected a version of at most 9 digits, got 1000000000 as the next"
+        " one; remove or rename version 999999999 to publish another"
+    )
 
 
 def test_find_artifacts_takes_the_highest_version(published: Published) -> None:

@@ -142,6 +142,16 @@ def test_random_layer_takes_every_seed_of_64_bits(seed: int) -> None:
         (8, 0, 0, None, "embed_dim and num_heads: expected positive integers, got 8 and 0"),
         (0, 2, 0, None, "embed_dim and num_heads: expected positive integers, got 0 and 2"),
         (8, 2, 0, 0, "memory_dim: expected a positive integer, got 0"),
+        (
+            *(100_000, 10, 0, None),
+            "embed_dim: expected weights of at most 2.0 GB, which is what an ONNX graph can hold"
+            " while it is made, got 160.0 GB at width 100000",
+        ),
+        (
+            *(8, 2, 0, 10**9),
+            "embed_dim: expected weights of at most 2.0 GB, which is what an ONNX graph can hold"
+            " while it is made, got 64.0 GB at width 8",
+        ),
         (8, 2, 2**64, None, "seed: expected a number of 64 bits, got 18446744073709551616"),
         (8, 2, -(2**63) - 1, None, "seed: expected a number of 64 bits, got -9223372036854775809"),
     ],
