@@ -31,7 +31,7 @@ _EPILOG = """\
 examples:
   python -m export --name mha --embed-dim 768 --num-heads 12 --seed 0
   python -m export --name mine --from-torch layer.safetensors --num-heads 8
-  python -m export --name cross-0 --from-torch decoder.safetensors --num-heads 8 \
+  python -m export --name cross-0 --from-torch decoder.safetensors --num-heads 8 \\
       --prefix decoder.layers.0.multihead_attn --attention cross
   python -m export --name minilm-3 --from-hf CHECKPOINT_DIR --layer 3
   python -m export verify artifacts/mha/1"""

@@ -131,8 +131,10 @@ def _read_config(file: Path) -> dict[str, Any]:
         )
     position = config.get("position_embedding_type", "absolute")
     if position != "absolute":
-        # Relative positions add terms inside the softmax that the formula does not have.
-        raise SourceInvalid(f"{file}: position_embedding_type: expected absolute, got {position!r}")
+        raise SourceInvalid(
+            f"{file}: position_embedding_type: expected absolute, got {position!r}; relative"
+            " positions add terms inside the softmax that the formula of this version does not have"
+        )
     _refuse_other_computation(file, config)
     for key in ("num_hidden_layers", "num_attention_heads"):
         if type(config.get(key)) is not int:

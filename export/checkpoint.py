@@ -10,6 +10,7 @@ to do instead).
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -241,8 +242,7 @@ def _parse_json(where: str, text: bytes) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
             raise SourceInvalid(f"{where}: {twice!r} is there twice; expected it once")
         return values
 

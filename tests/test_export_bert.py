@@ -132,7 +132,8 @@ CONFIGS: dict[str, tuple[object, str]] = {
     ),
     "relative positions": (
         BERT | {"position_embedding_type": "relative_key_query"},
-        "position_embedding_type: expected absolute, got 'relative_key_query'",
+        "position_embedding_type: expected absolute, got 'relative_key_query'; relative positions"
+        " add terms inside the softmax that the formula of this version does not have",
     ),
     "no number of layers": (
         {"model_type": "bert", "num_attention_heads": 2},

@@ -402,6 +402,8 @@ def test_main_help_names_every_source_of_weights(capsys: pytest.CaptureFixture[s
 
     out = capsys.readouterr().out
     assert [flag for flag in ("--embed-dim", "--from-torch", "--from-hf") if flag not in out] == []
+    assert "--prefix decoder.layers.0.multihead_attn --attention cross" in out
+    assert "--num-heads 8 \\\n" in out  # a line of the shell that goes on in the next
     assert "python -m export verify artifacts/mha/1" in out
 
 
