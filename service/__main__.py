@@ -8,6 +8,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Coroutine, Iterator
+from functools import partial
 
 import uvicorn
 
@@ -24,7 +25,7 @@ from service.life import Life
 from service.logs import configure, event
 from service.metrics import Metrics
 from service.models import Models, loader
-from service.protocol import protocol_of
+from service.protocol import HttpConnection
 from service.schedule import QueueLimits
 from service.settings import Settings
 from service.tls import tls_context
@@ -88,7 +89,12 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                http=protocol_of(express, head_timeout_s=settings.head_timeout_s),
+                http=partial(  # type: ignore[arg-type]  # it is called like the class
+                    HttpConnection,
+                    fast_path=express if settings.fast_path == "auto" else None,
+                    head_timeout_s=settings.head_timeout_s,
+                    body_timeout_s=settings.body_timeout_s,
+                ),
                 ws="none",
                 lifespan="on",
                 timeout_keep_alive=settings.keep_alive_s,

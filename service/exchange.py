@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.errors import TooLarge, TooSlow
+from service.head import by_name
 
 CONNECTION: Final = "headwise.connection"
 """The ASGI extension that holds a `Connection`."""
@@ -38,10 +39,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
-        self.headers = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
-        }
-        """By lower-case name; of a repeated one, the last."""
+        self.headers = by_name(scope["headers"])
         self._query: bytes = scope["query_string"]
         self._connection: Connection = scope["extensions"][CONNECTION]
         self._receive = receive

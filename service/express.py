@@ -21,7 +21,7 @@ from service.calls import Answer, Call
 from service.compression import accepted, encoding_of
 from service.contract import LayerConfig
 from service.errors import Failed, HeadwiseError
-from service.head import END, plain_head
+from service.head import END, by_name, plain_head
 from service.journal import (
     CLIENT_LEFT,
     INTERNAL,
@@ -188,7 +188,7 @@ class Express:
         target = None if head is None else oip_request.infer_target(head.path)
         if head is None or target is None or head.method != "POST":
             return None
-        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+        named = by_name(head.headers)
         settings, accepts = self._settings, named.get("accept-encoding", "")
         try:
             timeout_s = from_query([], named).get("timeout_s")

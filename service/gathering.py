@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import select
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ class Gathering:
         self._transport = transport
         self._loop = loop
         self._held = b""
+        self.is_closed = False
         is_plain = transport.get_extra_info("sslcontext") is None
         self._socket = transport.get_extra_info("socket").fileno() if is_plain else None
 
@@ -39,8 +41,17 @@ class Gathering:
 
     def close(self) -> None:
         """Close the connection once all is sent."""
+        self.is_closed = True
         self._flush()
         self._transport.close()
+
+    def is_reset(self) -> bool:
+        """Whether the peer has reset the connection, which no read tells once its input ended."""
+        if self._socket is None:
+            return False
+        poll = select.poll()
+        poll.register(self._socket, 0)  # a reset is reported whatever is asked for
+        return bool(poll.poll(0))
 
     def _flush(self) -> None:
         if self._held:

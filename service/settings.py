@@ -60,6 +60,11 @@ class Settings(BaseModel):
         description="runs in progress at once while calls wait, sharing the threads"
         " (default: up to 4 on CPU, 1 on CUDA)",
     )
+    fast_path: Literal["auto", "off"] = Field(
+        "auto",
+        description="answer small infer calls straight from the connection's bytes;"
+        " off = every request goes through ASGI",
+    )
     nonfinite: Literal["accept", "refuse"] = Field(
         "accept", description="embeddings with NaN or infinity: accept, or refuse with 400"
     )

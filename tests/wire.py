@@ -1,0 +1,149 @@
+"""Bytes in, answers out: a connection driven piece by piece, and answers read one by one."""
+
+import asyncio
+import io
+import socket
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any, Self
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from service.app import create_app
+from service.batcher import Batcher, QueueLimits
+from service.engine import Engine
+from service.joining import RunLimits
+from service.life import Life
+from service.metrics import Metrics
+from service.models import Models, loader
+from service.protocol import FastPath, HttpConnection
+from service.settings import Settings
+from service.tracing import NoTracing
+
+LIMIT_S = 60
+"""Far more than any exchange takes: what does not end by then hangs."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes that arrive together, and how many turns the loop makes before the next arrive."""
+
+    content: bytes
+    turns: int = 0
+
+
+class MemoryTransport(asyncio.Transport):
+    """The server's end of a connection: what it sends goes to a real socket of this process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__({"socket": sock})
+        self._sock = sock
+        self.may_deliver = asyncio.Event()
+        self.may_deliver.set()
+        self.closed = asyncio.Event()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send at once: all that these tests are answered fits into the socket."""
+        self._sock.sendall(data)
+
+    def get_write_buffer_size(self) -> int:
+        """Nothing waits here."""
+        return 0
+
+    def pause_reading(self) -> None:
+        """Deliver nothing until reading is resumed."""
+        self.may_deliver.clear()
+
+    def resume_reading(self) -> None:
+        """Deliver again."""
+        self.may_deliver.set()
+
+    def is_closing(self) -> bool:
+        """Whether nothing is delivered any more."""
+        return self.closed.is_set()
+
+    def close(self) -> None:
+        """End the connection."""
+        self.closed.set()
+        self.may_deliver.set()
+
+
+class App:
+    """The application with real engines in this process; make it where a loop runs."""
+
+    def __init__(self, repository: Path, **settings: Any) -> None:
+        self.settings = Settings(repository=repository, **settings)
+        life, metrics = Life(), Metrics()
+        queue = QueueLimits(256, 262_144, 60.0)
+        run = RunLimits(1024, 1_048_576, 0.0)
+
+        def batcher_of(name: str, engine: Engine) -> Batcher:
+            return Batcher(engine, queue, run, metrics.of_model(name))
+
+        load = loader(provider="cpu", threads=1, lanes=1, batcher_of=batcher_of)
+        self.models = Models(load, repository)
+        self.models.load()
+        self.models.warm_up()
+        app, self.fast_path = create_app(
+            self.settings, self.models, life, metrics, NoTracing(), None, refuse=lambda _: None
+        )
+        self.config = uvicorn.Config(app, log_config=None, ws="none", access_log=False)
+        self.config.load()
+
+    def connection(self, fast_path: FastPath[Any] | None) -> HttpConnection:
+        """Return a connection that is not made yet."""
+        return HttpConnection(
+            config=self.config,
+            server_state=ServerState(),
+            app_state={},
+            fast_path=fast_path,
+            head_timeout_s=LIMIT_S,
+            body_timeout_s=LIMIT_S,
+        )
+
+    async def converse(self, pieces: Iterable[Piece], *, uses_fast_path: bool) -> bytes:
+        """Return all that is sent to a caller that sends these pieces and ends its output."""
+        ours, theirs = socket.socketpair()
+        with closing(ours), closing(theirs):
+            transport = MemoryTransport(theirs)
+            connection = self.connection(self.fast_path if uses_fast_path else None)
+            connection.connection_made(transport)
+            async with asyncio.timeout(LIMIT_S):
+                for piece in pieces:
+                    await transport.may_deliver.wait()
+                    if transport.is_closing():
+                        break
+                    connection.data_received(piece.content)
+                    for _ in range(piece.turns):
+                        await asyncio.sleep(0)
+                await transport.may_deliver.wait()
+                if not transport.is_closing() and connection.eof_received():
+                    await transport.closed.wait()
+            connection.connection_lost(None)
+            theirs.close()
+            with ours.makefile("rb") as sent:
+                return sent.read()
+
+
+class _Source(io.BytesIO):
+    """What `HTTPResponse` takes for a socket; it reads no further than one answer."""
+
+    def makefile(self, mode: str) -> Self:
+        return self
+
+    def close(self) -> None:
+        """Stay open for the next answer."""
+
+
+def answers_in(content: bytes) -> list[tuple[int, bytes]]:
+    """Return status and body of each final answer."""
+    source, found = _Source(content), []
+    while source.tell() < len(content):
+        response = HTTPResponse(source)  # type: ignore[arg-type]
+        response.begin()
+        found.append((response.status, response.read()))
+    return found
