@@ -93,7 +93,6 @@ class _Server(uvicorn.Server):
                     HttpConnection,
                     fast_path=express if settings.fast_path == "auto" else None,
                     head_timeout_s=settings.head_timeout_s,
-                    body_timeout_s=settings.body_timeout_s,
                 ),
                 ws="none",
                 lifespan="on",

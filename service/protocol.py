@@ -8,10 +8,11 @@ What differs from uvicorn's `HttpToolsProtocol`:
 - The input ends in one place, `_end_input`, whether it is malformed, late, too large or
   closed by the caller: what came whole before is answered, then the error, then the
   connection closes.  Every request has at most one answer.
-- A request head must arrive in time and stay within `MAX_HEAD_BYTES`, and so must the rest
-  of a body whose request was answered early.
+- A request head must arrive in time and stay within `MAX_HEAD_BYTES`.  The same time is
+  given to the rest of a body whose request was answered early.
 
-`tests/test_protocol.py` names everything of uvicorn that this relies on.
+`tests/test_protocol.py` names everything of uvicorn that this relies on.  The file is long
+because uvicorn's connection is one class, whose state all of this shares.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ from service.errors import HeadwiseError, InvalidInput, MethodNotAllowed, TooLar
 from service.exchange import CONNECTION
 from service.gathering import Gathering
 from service.head import check_head
+from service.logs import event
 from service.pieces import Chunk
 from service.problems import CLOSE, answer_of
 
@@ -43,8 +45,11 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 _PATIENCE_S: Final = 0.05
 """How long the rest of a request for the fast path is awaited before the ASGI path gets it."""
 
-_PROBE_S: Final = 0.25
-"""After the caller's end of input, how often to check that it still reads."""
+_PROBE_S: Final = 0.1
+"""After the caller's end of input, how long to answer before testing whether it still reads."""
+
+_RESET_S: Final = 0.05
+"""How often to look whether that test was answered by a reset."""
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -81,7 +86,7 @@ class HttpConnection(HttpToolsProtocol):
     One connection.
 
     `fast_path` is offered each request that arrives whole while nothing else is being
-    received or answered; None = every request takes the ASGI path.  The limits are seconds.
+    received or answered; None = every request takes the ASGI path.
     """
 
     def __init__(
@@ -89,14 +94,12 @@ class HttpConnection(HttpToolsProtocol):
         *args: Any,
         fast_path: FastPath[Any] | None,
         head_timeout_s: float,
-        body_timeout_s: float,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.on_left: list[Callable[[], None]] = []
         self._fast_path = fast_path
         self._head_timeout_s = head_timeout_s
-        self._body_timeout_s = body_timeout_s
 
         self._receiving = _Receiving.NOTHING
         self._loose_bytes = 0  # received since the last byte of a body, or end of a head or body
@@ -123,7 +126,7 @@ class HttpConnection(HttpToolsProtocol):
         self._gathering = Gathering(transport, self.loop)
         super().connection_made(self._gathering)  # type: ignore[arg-type]
         self.flow = _Flow(self.transport, self.pipeline)
-        self._start_timer(self._head_timeout_s)
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End every request of this connection."""
@@ -399,6 +402,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         if self._last_error is not None:
             status, headers, body = answer_of(self._last_error)
+            event("request head refused", status=status, problem=str(self._last_error))
             if CLOSE not in headers:
                 headers.append(CLOSE)
             self._gathering.send(self._response_head(status, headers), body)
@@ -418,7 +422,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         if probe and self._may_send_interim:
             self.transport.write(probe)
-        self.loop.call_later(_PROBE_S, self._probe)
+        self.loop.call_later(_RESET_S, self._probe)
 
     @property
     def _may_send_interim(self) -> bool:
@@ -449,11 +453,10 @@ class HttpConnection(HttpToolsProtocol):
         """Start the time limit of what is being received while nothing is being answered."""
         if self._receiving is _Receiving.NOTHING or self._timer is not None or self._is_answering:
             return
-        is_head = self._receiving is _Receiving.HEAD
-        self._start_timer(self._head_timeout_s if is_head else self._body_timeout_s)
+        self._start_timer()
 
-    def _start_timer(self, seconds: float) -> None:
-        self._timer = self.loop.call_later(seconds, self._on_timeout)
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._head_timeout_s, self._on_timeout)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

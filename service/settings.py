@@ -112,7 +112,11 @@ class Settings(BaseModel):
         60.0, gt=0, le=3600, description="time a call may wait when it names no limit; then 504"
     )
     head_timeout_s: float = Field(
-        10.0, gt=0, le=3600, description="time a request's head may take to arrive; then 408"
+        10.0,
+        gt=0,
+        le=3600,
+        description="time a request's head may take to arrive; then 408;"
+        " also the rest of a body after a refusal; then the connection is closed",
     )
     body_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="time a request's body may take to arrive; then 408"

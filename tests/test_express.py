@@ -339,14 +339,20 @@ NO_REQUEST = {"not whole", "more than one", "no head", "nothing", "expects", "cl
 """What has not one answer, or no other way to go."""
 
 
-@pytest.mark.parametrize("name", [*USUAL, *(UNUSUAL.keys() - NO_REQUEST)])
-def test_both_ways_answer_alike(server: Server, name: str) -> None:
-    """Status, body and headers; what asks for its connection's end goes the full way."""
-    data = (USUAL | UNUSUAL)[name]
+@pytest.fixture(scope="module")
+def asgi(layers: Layers) -> Iterator[Server]:
+    """Return a server that answers everything through ASGI."""
+    with Server(layers.repository, fast_path="off") as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", [*USUAL, *sorted(UNUSUAL.keys() - NO_REQUEST)])
+def test_both_paths_answer_alike(server: Server, asgi: Server, name: str) -> None:
+    """Status, body and headers are those of a server without the fast path."""
     answers = []
-    for sent in (data, data.replace(b"Host: a\r\n", b"Host: a\r\nConnection: close\r\n", 1)):
-        with connect(server) as connection:
-            connection.sendall(sent)
+    for chosen in (server, asgi):
+        with connect(chosen) as connection:
+            connection.sendall((USUAL | UNUSUAL)[name])
             status, headers, body = answer(connection)
         kept = {name: text for name, text in headers.items() if name not in SAME_EACH_TIME}
         answers.append((status, kept, body))

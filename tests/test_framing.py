@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.protocol import MAX_HEAD_BYTES
-from tests.layers import Layers
-from tests.server import Server
+from tests.support.layers import Layers
+from tests.support.server import Server
+from tests.support.wire import App, Piece, answers_in
 from tests.test_express import connect, request
-from tests.wire import App, Piece, answers_in
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -83,10 +83,8 @@ def statuses(content: bytes) -> list[int]:
 
 @pytest.fixture(scope="module")
 def off(layers: Layers) -> Iterator[Server]:
-    """Return a server without the fast path, whose limits of time are short."""
-    with Server(
-        layers.repository, fast_path="off", head_timeout_s=0.5, body_timeout_s=0.5
-    ) as running:
+    """Return a server without the fast path, to which a head must come soon."""
+    with Server(layers.repository, fast_path="off", head_timeout_s=0.5) as running:
         yield running
 
 
@@ -245,19 +243,6 @@ def test_malformed_chunk_after_an_early_answer_gets_no_second_one(server: Server
     assert statuses(talk(server, head, b"ZZ\r\n" + LIVE)) == [404]
 
 
-def test_trailer_above_the_limit_is_413(server: Server) -> None:
-    """What follows the last chunk is kept no longer than a head would be."""
-    data = post("/v1/attention", GOOD, is_chunked=True)[:-2]
-    with connect(server) as connection:
-        connection.sendall(data)
-        for _ in range(MAX_HEAD_BYTES // 1000 + 1):
-            connection.sendall(b"X-Long: " + b"a" * 992)
-        found = connection.makefile("rb").read()
-
-    assert statuses(found) == [413]
-    assert b"trailer: at most" in found
-
-
 def test_trailer_fields_are_not_header_fields(server: Server) -> None:
     """What a trailer says of encodings counts as little in one read as in several."""
     data = post("/v1/attention", GOOD, is_chunked=True)
@@ -274,8 +259,8 @@ def test_repeated_list_field_is_one_list(server: Server) -> None:
     assert b"content-type: application/x-safetensors" in found.lower()
 
 
-def test_end_of_output_of_a_caller_that_has_left_is_noticed_by_its_reset(server: Server) -> None:
-    """An interim response precedes the answer of a call that goes on; a final one follows."""
+def test_long_call_of_a_caller_that_ended_its_output_is_answered(server: Server) -> None:
+    """The interim response that tells whether the caller has left takes nothing from the final."""
     x = np.zeros((64, 512, 24))
     body = orjson.dumps({"model": "mha", "embeddings": x}, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -295,6 +280,7 @@ class Sent:
 BODIES = [
     HIDDEN,
     LIVE + HIDDEN,
+    request(),
     b"\r\nupgrade: h2c\r\n\r\n",
     b"\r\nupgrade:    h2c\r\n\r\n" + LIVE,
     b"0\r\n\r\n" + LIVE,
@@ -346,8 +332,9 @@ def streams(draw: st.DrawFn) -> tuple[list[Sent], list[Piece]]:
     """Draw a few requests and how their bytes arrive."""
     sent = draw(st.lists(requests(), min_size=1, max_size=4))
     content = b"".join(one.content for one in sent)
-    ends = np.cumsum([len(one.content) for one in sent]).tolist()
-    at = st.integers(0, len(content)) | st.sampled_from(ends)
+    edges = [end.end() for end in re.finditer(rb"\r\n\r\n", content)]
+    edges += np.cumsum([len(one.content) for one in sent]).tolist()
+    at = st.integers(0, len(content)) | st.sampled_from(edges)
     cuts = sorted({0, len(content), *draw(st.lists(at, max_size=6))})
     turns = st.sampled_from([0, 1, 5, 40])
     return sent, [Piece(content[start:end], draw(turns)) for start, end in pairwise(cuts)]
@@ -388,6 +375,32 @@ def test_stream_cut_anywhere_is_answered_as_in_one_piece_without_the_fast_path(
 
     assert [status for status, _ in cut] == [one.status for one in sent]
     assert cut == reference
+
+
+def test_late_body_that_is_a_whole_call_is_not_answered(app: App, runner: asyncio.Runner) -> None:
+    """After an early answer the body goes on: the fast path is offered no part of it."""
+    body = request()
+    pieces = [
+        Piece(post("/nope", body)[: -len(body)], turns=200),
+        Piece(body, turns=200),
+        Piece(LIVE),
+    ]
+
+    (refused, _), answered = answers_in(runner.run(app.converse(pieces, uses_fast_path=True)))
+
+    assert refused == 404
+    assert answered == (200, b'{"live":true}')
+
+
+def test_trailer_above_the_limit_is_413(app: App, runner: asyncio.Runner) -> None:
+    """What follows the last chunk is kept no longer than a head would be."""
+    data = post("/v1/attention", GOOD, is_chunked=True)[:-2]
+    more = [Piece(b"a" * 1000, turns=1)] * (MAX_HEAD_BYTES // 1000 + 1)
+
+    found = runner.run(app.converse([Piece(data + b"X-Long: "), *more], uses_fast_path=True))
+
+    assert statuses(found) == [413]
+    assert b"trailer: at most" in found
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,13 +14,14 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from service.app import create_app
-from service.batcher import Batcher, QueueLimits
+from service.batcher import Batcher
+from service.batches import BatchLimits
 from service.engine import Engine
-from service.joining import RunLimits
 from service.life import Life
 from service.metrics import Metrics
 from service.models import Models, loader
 from service.protocol import FastPath, HttpConnection
+from service.schedule import QueueLimits
 from service.settings import Settings
 from service.tracing import NoTracing
 
@@ -42,6 +43,7 @@ class MemoryTransport(asyncio.Transport):
     def __init__(self, sock: socket.socket) -> None:
         super().__init__({"socket": sock})
         self._sock = sock
+        sock.setblocking(False)  # more answers than fit fail, and block nothing
         self.may_deliver = asyncio.Event()
         self.may_deliver.set()
         self.closed = asyncio.Event()
@@ -79,12 +81,12 @@ class App:
         self.settings = Settings(repository=repository, **settings)
         life, metrics = Life(), Metrics()
         queue = QueueLimits(256, 262_144, 60.0)
-        run = RunLimits(1024, 1_048_576, 0.0)
+        run = BatchLimits(1024, 1_048_576, 0.0)
 
         def batcher_of(name: str, engine: Engine) -> Batcher:
             return Batcher(engine, queue, run, metrics.of_model(name))
 
-        load = loader(provider="cpu", threads=1, lanes=1, batcher_of=batcher_of)
+        load = loader(provider="cpu", threads=1, concurrent_runs=1, batcher_of=batcher_of)
         self.models = Models(load, repository)
         self.models.load()
         self.models.warm_up()
@@ -102,7 +104,6 @@ class App:
             app_state={},
             fast_path=fast_path,
             head_timeout_s=LIMIT_S,
-            body_timeout_s=LIMIT_S,
         )
 
     async def converse(self, pieces: Iterable[Piece], *, uses_fast_path: bool) -> bytes:
