@@ -109,8 +109,8 @@ def create_app(
         redirect_slashes=False,
     )
     app.include_router(Routes(settings, limits, models, life, metrics).router())
-    app.include_router(ProtocolRoutes(settings, models, life, statistics).router())
-    app.include_router(SharedMemoryRoutes(settings, shared_memory).router())
+    app.include_router(ProtocolRoutes(settings, models, life, statistics, workers).router())
+    app.include_router(SharedMemoryRoutes(settings, shared_memory, workers).router())
     open_paths = HEALTH if settings.metrics_need_key else (*HEALTH, METRICS)
     _add_docs(app, None if keys is None else open_paths)
     app.add_exception_handler(HeadwiseError, answer_problem)

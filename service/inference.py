@@ -238,7 +238,8 @@ class Inference:
         if encoding is None:
             return content
         limit = settings.max_decompressed_bytes
-        return await self._workers.in_thread(decompress, content, encoding, limit)
+        work = self._workers.interruptible(decompress, content, encoding, limit)
+        return await exchange.while_there(work)
 
     async def _reply(
         self,

@@ -55,6 +55,7 @@ from service.schemas import (
 )
 from service.settings import Settings
 from service.statistics import Statistics
+from service.workers import Workers
 
 PLATFORM: Final = "onnx_onnxv1"
 """What the protocol calls a model in ONNX's format."""
@@ -127,12 +128,18 @@ class ProtocolRoutes:
     """The protocol's endpoints of one server."""
 
     def __init__(
-        self, settings: Settings, models: Models, life: Life, statistics: Statistics
+        self,
+        settings: Settings,
+        models: Models,
+        life: Life,
+        statistics: Statistics,
+        workers: Workers,
     ) -> None:
         self._settings = settings
         self._models = models
         self._life = life
         self._statistics = statistics
+        self._workers = workers
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
@@ -441,7 +448,7 @@ class ProtocolRoutes:
         Raises:
             InvalidInput: it is something else; and what `control_body` raises.
         """
-        content = await control_body(request, self._settings)
+        content = await control_body(request, self._settings, self._workers)
         if not content.strip():
             return {}
         try:

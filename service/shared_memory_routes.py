@@ -19,6 +19,7 @@ from service.openapi import REGION_PARAMETER, json_body, problems, responses
 from service.settings import Settings
 from service.shared_memory import SharedMemory
 from service.simdjson_reader import read
+from service.workers import Workers
 
 MAX_BODY_BYTES: Final = 64 * 1024
 
@@ -36,8 +37,9 @@ _REGION: Final[dict[str, Any]] = {
 class SharedMemoryRoutes:
     """The endpoints of one server."""
 
-    def __init__(self, settings: Settings, shared_memory: SharedMemory) -> None:
+    def __init__(self, settings: Settings, shared_memory: SharedMemory, workers: Workers) -> None:
         self._settings = settings
+        self._workers = workers
         self._shared_memory = shared_memory
 
     def router(self) -> APIRouter:
@@ -77,7 +79,9 @@ class SharedMemoryRoutes:
     async def register(self, request: Request) -> Response:
         """Give a part of a shared memory segment a name that calls can use."""
         self._shared_memory.check_offered()
-        body = await control_body(request, self._settings, limit_bytes=MAX_BODY_BYTES)
+        body = await control_body(
+            request, self._settings, self._workers, limit_bytes=MAX_BODY_BYTES
+        )
         asked = read(body, _region)
         self._shared_memory.register(
             request.path_params["region"],

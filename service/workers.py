@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import multiprocessing
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -49,16 +50,27 @@ class Size:
         return self.json_bytes <= _INLINE_JSON_BYTES and self.raw_bytes <= _INLINE_RAW_BYTES
 
 
+class UnawaitedThreads(ThreadPoolExecutor):
+    """Threads that a shutdown never waits for: what they still do, nobody needs any more."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Start nothing more; what `wait` says is ignored."""
+        super().shutdown(wait=False, cancel_futures=True)
+
+
 class Workers:
     """The threads and the process of one server, started when they are first needed."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="codec")
+        self._threads = UnawaitedThreads(2, thread_name_prefix="codec")
+        self._stops: set[threading.Event] = set()
         self._process: ProcessPoolExecutor | None = None
 
     def close(self) -> None:
         """End the threads and the process, without waiting for what nobody waits for."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for stop in self._stops:
+            stop.set()
+        self._threads.shutdown()
         if self._process is not None:
             self._process.shutdown(wait=False, cancel_futures=True)
             for child in multiprocessing.active_children():
@@ -92,6 +104,21 @@ class Workers:
     async def in_thread(self, work: Callable[..., _T], *args: object) -> _T:
         """Return `work(*args)` from a thread: for what may be long, and leaves the lock."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+
+    async def interruptible(self, work: Callable[..., _T], *args: object) -> _T:
+        """
+        Return `work(*args, stop)` from a thread.
+
+        `stop` is an event that is set when nobody waits for the result any more, because
+        the waiting task was cancelled or the workers were closed.
+        """
+        stop = threading.Event()
+        self._stops.add(stop)
+        try:
+            return await self.in_thread(work, *args, stop)
+        finally:
+            stop.set()
+            self._stops.discard(stop)
 
     async def pieces(self, pieces: Iterator[_T]) -> AsyncIterator[_T]:
         """Give pieces that are made one by one in a thread, as fast as they are taken."""

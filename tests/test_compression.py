@@ -1,15 +1,25 @@
 """Compressed bodies, in and out."""
 
+import asyncio
 import gzip
+import threading
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load, save
+from starlette.requests import ClientDisconnect, Request
 
-from service.compression import accepted, compress, decompress
-from service.errors import InvalidInput, TooLarge
+from service import control
+from service.compression import MAX_MEMBERS, accepted, compress, decompress
+from service.errors import Draining, InvalidInput, TooLarge
+from service.exchange import CONNECTION
+from service.settings import Settings
+from service.workers import Workers
 from tests.support.layers import Layers
 from tests.support.server import Server
 
@@ -66,6 +76,226 @@ def test_decompress_of_damaged_data_says_how(encoding: str, content: bytes, mess
         decompress(content, encoding, 10**6)
 
 
+DECOMPRESSOR = zlib.decompressobj
+
+
+class Counting:
+    """zlib's decompressors, with what they are given, what they give and how often."""
+
+    def __init__(self, on_step: Callable[[int], None] = lambda step: None) -> None:
+        self.bytes_in = self.bytes_out = self.steps = 0
+        self._on_step = on_step
+
+    def decompressobj(self, wbits: int) -> "Counted":
+        """Return a decompressor that counts here."""
+        return Counted(DECOMPRESSOR(wbits), self)
+
+    def decompress(self, reader: Any, content: memoryview, limit: int) -> bytes:
+        """Count one step."""
+        self.steps += 1
+        self._on_step(self.steps)
+        part = reader.decompress(content, limit)
+        self.bytes_in += len(content)
+        self.bytes_out += len(part)
+        return bytes(part)
+
+
+class Counted:
+    """One of them."""
+
+    def __init__(self, reader: Any, counting: Counting) -> None:
+        self._reader = reader
+        self._counting = counting
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def decompress(self, content: memoryview, limit: int) -> bytes:
+        """Take a step."""
+        return self._counting.decompress(self._reader, content, limit)
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Counting:
+    """Return what counts the work of `decompress`."""
+    made = Counting()
+    replace_zlib(monkeypatch, made)
+    return made
+
+
+def replace_zlib(monkeypatch: pytest.MonkeyPatch, counting: Counting) -> None:
+    """Let `decompress` use those decompressors."""
+    monkeypatch.setattr(zlib, "decompressobj", counting.decompressobj)
+
+
+def noise(size: int) -> bytes:
+    """Return bytes that do not compress."""
+    return np.random.default_rng(size).bytes(size)
+
+
+def member(payload: bytes, level: int, flushes: int) -> bytes:
+    """Return a gzip member; each flush is a block of no content."""
+    writer = zlib.compressobj(level, wbits=31)
+    parts = [writer.compress(payload)]
+    parts += [writer.flush(zlib.Z_FULL_FLUSH) for _ in range(flushes)]
+    return b"".join([*parts, writer.flush()])
+
+
+PAYLOADS = st.one_of(
+    st.just(b""),
+    st.binary(max_size=20),
+    st.integers(0, 300_000).map(bytes),
+    st.integers(0, 100_000).map(noise),
+)
+MEMBERS = st.builds(member, PAYLOADS, st.sampled_from([0, 1, 9]), st.integers(0, 20))
+DAMAGE = st.one_of(
+    st.just(lambda content: content),
+    st.integers(1, 50).map(lambda size: lambda content: content[:-size]),
+    st.binary(min_size=1, max_size=50).map(lambda more: lambda content: content + more),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(MEMBERS, st.integers(1, 3)), max_size=6).map(
+        lambda runs: b"".join(content * count for content, count in runs)
+    ),
+    DAMAGE,
+)
+@example(gzip.compress(b"") * MAX_MEMBERS, lambda content: content)
+@example(gzip.compress(b"") * (MAX_MEMBERS + 1), lambda content: content)
+@example(gzip.compress(b"x") * (MAX_MEMBERS - 1) + gzip.compress(noise(10**6)), lambda c: c)
+@example(member(bytes(3 * 2**20), 9, 0), lambda content: content)
+@example(member(noise(3 * 2**20), 1, 0), lambda content: content)
+@example(member(b"", 1, 0)[:10] + b"\0\0\0\xff\xff" * 100_000, lambda content: content)
+@example(gzip.compress(TEXT) + bytes(10), lambda content: content)
+def test_decompress_of_any_members_is_what_python_says_or_refused_in_linear_work(
+    content: bytes, damage: Callable[[bytes], bytes]
+) -> None:
+    """Whatever the members, zlib is given each byte a few times at most, in few steps."""
+    content = damage(content)
+    counting = Counting()
+    with pytest.MonkeyPatch.context() as patch:
+        replace_zlib(patch, counting)
+        try:
+            found: bytes | None = decompress(content, "gzip", 2**26)
+        except InvalidInput as error:
+            found, reason = None, str(error)
+
+    try:
+        wanted: bytes | None = gzip.decompress(content)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        wanted = None
+    if found is None and wanted is not None:
+        # What Python takes and we do not: nothing at all, zeros at the end, a great many members.
+        assert not content or content.endswith(b"\0") or f"at most {MAX_MEMBERS}" in reason
+    else:
+        assert found == wanted
+    assert counting.bytes_in <= 6 * len(content) + counting.bytes_out / 4
+    assert counting.steps <= 2 + 2 * len(content) / 20 + counting.bytes_out / 2**18
+
+
+def test_decompress_ends_at_the_next_step_when_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long body does not keep its thread once its caller has left."""
+    stop = threading.Event()
+    counting = Counting(on_step=lambda step: stop.set() if step == 3 else None)
+    replace_zlib(monkeypatch, counting)
+
+    with pytest.raises(Draining):
+        decompress(gzip.compress(bytes(2**26)), "gzip", 2**26, stop)
+
+    assert counting.steps == 3
+
+
+def test_decompress_above_the_limit_makes_one_step_more_at_most(counting: Counting) -> None:
+    """What is refused costs no more than what is accepted."""
+    with pytest.raises(TooLarge):
+        decompress(gzip.compress(bytes(2**26)), "gzip", 2**20)
+
+    assert counting.bytes_out <= 2**20 + 2**18
+
+
+class Waiting:
+    """A connection on which a whole body has come; see `exchange.Connection`."""
+
+    has_whole_body = True
+    is_lost = False
+
+    def __init__(self) -> None:
+        self.on_left: list[Callable[[], None]] = []
+
+
+def control_request(body: bytes, connection: Waiting) -> Request:
+    """Return a request with a gzip body on that connection."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    scope = {
+        "type": "http",
+        "path": "/v2/repository/index",
+        "query_string": b"",
+        "headers": [(b"content-encoding", b"gzip")],
+        "extensions": {CONNECTION: connection},
+    }
+    return Request(scope, receive)
+
+
+def test_control_body_is_decompressed_in_a_thread_that_stops_when_the_caller_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also a body without tensors: the event loop goes on, and nothing is done for nobody."""
+    began, stopped = threading.Event(), threading.Event()
+
+    def hold(content: bytes, encoding: str, limit_bytes: int, stop: threading.Event) -> bytes:
+        began.set()
+        assert stop.wait(60)
+        stopped.set()
+        return b""
+
+    monkeypatch.setattr(control, "decompress", hold)
+
+    async def scenario() -> None:
+        workers, connection = Workers(), Waiting()
+        request = control_request(gzip.compress(b"{}"), connection)
+        task = asyncio.create_task(control.control_body(request, Settings(), workers))
+        await asyncio.to_thread(began.wait, 60)  # the loop is free for this
+        assert not task.done()
+        for leave in connection.on_left:
+            leave()
+        with pytest.raises(ClientDisconnect):
+            await task
+        await asyncio.to_thread(stopped.wait, 60)
+        workers.close()
+
+    asyncio.run(scenario())
+
+    assert stopped.is_set()
+
+
+def test_workers_that_are_closed_stop_what_can_be_stopped() -> None:
+    """The end of the server is one more reason for nobody to wait."""
+    began, stopped = threading.Event(), threading.Event()
+
+    def hold(stop: threading.Event) -> None:
+        began.set()
+        assert stop.wait(60)
+        stopped.set()
+
+    async def scenario() -> None:
+        workers = Workers()
+        task = asyncio.create_task(workers.interruptible(hold))
+        await asyncio.to_thread(began.wait, 60)
+        workers.close()
+        await task
+
+    asyncio.run(scenario())
+
+    assert stopped.is_set()
+
+
 @pytest.mark.parametrize(
     ("header", "expected"),
     [
@@ -119,6 +349,17 @@ def test_bomb_is_refused_and_the_next_call_is_served(server: Server) -> None:
     assert response.status_code == 413
     assert response.json()["code"] == "too_large"
     assert server.get("/v2/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v1/attention"])
+def test_body_of_very_many_members_is_refused(server: Server, path: str) -> None:
+    """A mebibyte that holds nothing at all is 52 000 decompressors' work."""
+    content = gzip.compress(b"") * 52_000
+
+    response = server.post(path, content=content, headers={"Content-Encoding": "gzip"})
+
+    assert response.status_code == 400
+    assert f"expected at most {MAX_MEMBERS} gzip members" in response.json()["error"]
 
 
 def test_answers_are_compressed_where_asked_for_and_switched_on(layers: Layers) -> None:
