@@ -93,6 +93,7 @@ class _Server(uvicorn.Server):
                     HttpConnection,
                     fast_path=express if settings.fast_path == "auto" else None,
                     head_timeout_s=settings.head_timeout_s,
+                    answer_timeout_s=settings.answer_timeout_s,
                 ),
                 ws="none",
                 lifespan="on",

@@ -38,6 +38,7 @@ from service.shared_memory import SharedMemory
 from service.shared_memory_routes import SharedMemoryRoutes
 from service.statistics import Statistics
 from service.tracing import Tracing
+from service.unsent import UnsentAnswers
 from service.workers import Workers
 
 _WATCH_S = 1.0
@@ -72,6 +73,7 @@ def create_app(
     """
     workers = Workers()
     statistics = Statistics()
+    unsent = UnsentAnswers(settings.unsent_bytes, metrics)
     shared_memory = SharedMemory(is_offered=settings.shared_memory)
     limits = Limits(
         settings.max_rows,
@@ -118,10 +120,10 @@ def create_app(
     app.add_exception_handler(RequestValidationError, answer_validation_error)
     journal = Journal(metrics, tracing, names_keys=keys is not None)
     inference = Inference(
-        app, settings, limits, models, life, journal, workers, statistics, shared_memory
+        app, settings, limits, models, life, journal, workers, statistics, shared_memory, unsent
     )
     framed = RequestFrame(inference, life=life, journal=journal, keys=keys, open_paths=open_paths)
-    return framed, Express(settings, limits, models, life, keys, journal, statistics)
+    return framed, Express(settings, limits, models, life, keys, journal, statistics, unsent)
 
 
 async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:

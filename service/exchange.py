@@ -6,14 +6,15 @@ response objects would cost more than all that is done for a small call.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, Protocol, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.errors import TooLarge, TooSlow
+from service.gathering import Delivery
 from service.head import by_name
 
 CONNECTION: Final = "headwise.connection"
@@ -27,11 +28,39 @@ class Connection(Protocol):
 
     on_left: list[Callable[[], None]]
     """To be called when the caller leaves."""
+    is_lost: bool
+    """The caller has left."""
 
     @property
     def has_whole_body(self) -> bool:
         """True when nothing of the request is still to come."""
         ...
+
+    def delivery(self) -> Delivery:
+        """Return how far what was written has got."""
+        ...
+
+    def when_delivered(self, tell: Callable[[Delivery], None]) -> None:
+        """Call `tell` once the system has taken all that was written, or never will."""
+        ...
+
+
+async def delivered(connection: Connection) -> None:
+    """
+    Return once the system has taken all that was written to a connection.
+
+    Raises:
+        ClientDisconnect: it never will.
+    """
+    done: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+
+    def tell(delivery: Delivery) -> None:
+        if not done.done():
+            done.set_result(delivery)
+
+    connection.when_delivered(tell)
+    if not (await done).is_whole:
+        raise ClientDisconnect
 
 
 class Exchange:
@@ -76,13 +105,17 @@ class Exchange:
                 ) from None
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def while_there(self, work: Awaitable[_T]) -> _T:
+    async def while_there(self, work: Coroutine[Any, Any, _T]) -> _T:
         """
-        Return what the work gives; a caller that leaves cancels it.
+        Return what the work gives; a caller that leaves cancels it, and it is not begun for
+        one that has left.
 
         Raises:
             ClientDisconnect: nobody is there to answer to.
         """
+        if self._connection.is_lost:
+            work.close()
+            raise ClientDisconnect
         task = cast(asyncio.Task[None], asyncio.current_task())
         has_left = False
 

@@ -10,7 +10,7 @@ and whatever is wrong with it, goes the full way, which tells: see `inference`.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -21,9 +21,11 @@ from service.calls import Answer, Call
 from service.compression import accepted, encoding_of
 from service.contract import LayerConfig
 from service.errors import Failed, HeadwiseError
+from service.gathering import Delivery
 from service.head import END, by_name, plain_head
 from service.journal import (
     CLIENT_LEFT,
+    CLIENT_STALLED,
     INTERNAL,
     REQUEST_ID,
     Journal,
@@ -40,8 +42,9 @@ from service.options import from_query
 from service.pieces import Chunk
 from service.problems import CLOSE, answer_of
 from service.settings import Settings
-from service.shapes import Limits, Tensors, to_call, unchecked_call
+from service.shapes import Limits, Tensors, answer_bytes, to_call, unchecked_call
 from service.statistics import ModelStatistics, Statistics
+from service.unsent import UnsentAnswers
 from service.workers import JSON_PER_RAW_BYTE, Size
 
 _HEAD_BYTES: Final = 8 * 1024
@@ -61,6 +64,10 @@ class Connection(Protocol):
 
     def answer(self, status: int, headers: Headers, pieces: Iterable[Chunk]) -> None:
         """Send an answer; its headers tell the length, and whether the connection ends."""
+        ...
+
+    def when_delivered(self, tell: Callable[[Delivery], None]) -> None:
+        """Call `tell` once the system has taken all that was written, or never will."""
         ...
 
 
@@ -96,6 +103,7 @@ class Express:
         keys: Keys | None,
         journal: Journal,
         statistics: Statistics,
+        unsent: UnsentAnswers,
     ) -> None:
         self._settings = settings
         self._limits = limits
@@ -104,6 +112,7 @@ class Express:
         self._keys = keys
         self._journal = journal
         self._statistics = statistics
+        self._unsent = unsent
         self._routes: dict[bytes, _Route | None] = {}
 
     def lacks(self, data: bytes) -> int:
@@ -139,11 +148,14 @@ class Express:
                 return None
             counted = self._statistics.of(route.name, model.version)
             request_id = route.request_id or new_request_id()
-            ride = Ride(route, connection, model, asked, counted, started, request_id, key)
+            size = answer_bytes(call, model.layer)
+            self._unsent.check_room(size)
+            ride = Ride(route, connection, model, asked, counted, started, request_id, key, size)
             deliver = partial(self._arrive, ride)
             ride.entry = model.batcher.enter(call, deliver, on_run=counted.run)
         except HeadwiseError:
             return None
+        self._unsent.add(size)
         self._life.begin()
         return ride
 
@@ -236,7 +248,7 @@ class Express:
                 self._refuse(ride, Failed(INTERNAL))
 
     def _answer(self, ride: "Ride", answer: Answer) -> None:
-        """Send the answer, then write it down: its caller may go on meanwhile."""
+        """Send the answer, then write down what became of it: its caller may go on meanwhile."""
         route, model = ride.route, ride.model
         encode_started = time.monotonic()
         length, header_size, chunks = oip_response.encode(
@@ -252,17 +264,27 @@ class Express:
         stages["encode"], stages["total"] = now - encode_started, now - ride.started
         headers += [(b"content-length", b"%d" % length), timing(stages)]
         self._send(ride, 200, headers, pieces)
-        self._end(ride, 200, None, length)
-        self._journal.call(model.name, answer, stages, route.named, ride.counted)
+
+        def note(delivery: Delivery) -> None:
+            if self._end_sent(ride, 200, None, length, delivery):
+                self._journal.call(model.name, answer, stages, route.named, ride.counted)
+            else:
+                ride.counted.failed(time.monotonic() - ride.started)
+
+        ride.connection.when_delivered(note)
 
     def _refuse(self, ride: "Ride", error: HeadwiseError) -> None:
-        """Send what went wrong, then write it down."""
+        """Send what went wrong, then write down what became of it."""
         seconds = time.monotonic() - ride.started
         status, headers, body = answer_of(error)
         headers.append(timing({"total": seconds}))
         self._send(ride, status, headers, [body])
-        self._end(ride, status, error.code, len(body))
         ride.counted.failed(seconds)
+
+        def note(delivery: Delivery) -> None:
+            self._end_sent(ride, status, error.code, len(body), delivery)
+
+        ride.connection.when_delivered(note)
 
     def _send(self, ride: "Ride", status: int, headers: Headers, pieces: list[Chunk]) -> None:
         headers.append((REQUEST_ID, ride.request_id.encode()))
@@ -271,7 +293,20 @@ class Express:
         ride.is_answered = True
         ride.connection.answer(status, headers, pieces)
 
-    def _end(self, ride: "Ride", status: int, code: str | None, answer_bytes: int) -> None:
+    def _end_sent(
+        self, ride: "Ride", status: int, code: str | None, size: int, delivery: Delivery
+    ) -> bool:
+        """Write a request down whose answer was written; return whether all of it was sent."""
+        if delivery.is_whole:
+            self._end(ride, status, code, size)
+        else:
+            code = CLIENT_STALLED if delivery.is_stalled else None
+            self._end(ride, CLIENT_LEFT, code, max(0, size - delivery.unsent_bytes))
+        return delivery.is_whole
+
+    def _end(self, ride: "Ride", status: int, code: str | None, size: int) -> None:
+        """Write a request down of whose answer so many bytes were sent."""
+        self._unsent.add(-ride.reserved_bytes)
         self._life.end()
         self._journal.request(
             method="POST",
@@ -279,7 +314,7 @@ class Express:
             status=status,
             code=code,
             started=ride.started,
-            answer_bytes=answer_bytes,
+            answer_bytes=size,
             request_id=ride.request_id,
             key=ride.key,
         )
@@ -297,6 +332,7 @@ class Ride:
     started: float
     request_id: str
     key: str | None
+    reserved_bytes: int
     entry: QueuedCall | None = None
     is_answered: bool = False
 

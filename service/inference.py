@@ -5,8 +5,9 @@ They stand before the framework's routes, not among them: of the time that a
 small call takes, the framework's layers would take the greater part.
 """
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,15 +32,16 @@ from service.options import from_query
 from service.pieces import Chunk, gathered
 from service.problems import answer_of
 from service.settings import Settings
-from service.shapes import Limits, to_call
+from service.shapes import Limits, answer_bytes, to_call
 from service.shared_memory import SharedMemory
 from service.statistics import ModelStatistics, Statistics
+from service.unsent import UnsentAnswers
 from service.workers import JSON_PER_RAW_BYTE, Size, Workers
 
 _JSON_TYPES: Final = ("", "application/json", "application/x-www-form-urlencoded")
 """What is read as JSON: nothing said, JSON, or what curl says when nothing was said."""
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[Exchange], Coroutine[None, None, None]]
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Inference:
         workers: Workers,
         statistics: Statistics,
         shared_memory: SharedMemory,
+        unsent: UnsentAnswers,
     ) -> None:
         self._rest = rest
         self._settings = settings
@@ -93,6 +96,7 @@ class Inference:
         self._workers = workers
         self._statistics = statistics
         self._shared_memory = shared_memory
+        self._unsent = unsent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -105,7 +109,8 @@ class Inference:
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], allowed="POST")
-            await handle(exchange)
+            # Whatever is being done for it, decoding and encoding included, ends with the caller.
+            await exchange.while_there(handle(exchange))
         except HeadwiseError as error:
             status, headers, body = answer_of(error)
             await exchange.answer(headers, body, status=status)
@@ -141,18 +146,18 @@ class Inference:
             )
         model = self._models.ready(self._models.get(options.model))
         call = to_call(tensors, options, model.layer, self._limits)
-        work = model.batcher.submit(call)
-        answer = await exchange.while_there(work)
-        length: int | None = None
-        pieces: Iterator[Chunk]
-        if format_out == json_codec.MEDIA_TYPE:
-            size = Size(json_bytes=JSON_PER_RAW_BYTE * answer.nbytes)
-            pieces = json_codec.encode(model.name, model.version, answer, single=single)
-        else:
-            size = Size(raw_bytes=answer.nbytes)
-            length, pieces = safetensors_codec.encode(model.name, model.version, answer)
-        reply = Reply([_content_type(format_out)], length, pieces, size)
-        await self._reply(exchange, reply, model, answer, started)
+        with self._unsent.reserved(answer_bytes(call, model.layer)):
+            answer = await model.batcher.submit(call)
+            length: int | None = None
+            pieces: Iterator[Chunk]
+            if format_out == json_codec.MEDIA_TYPE:
+                size = Size(json_bytes=JSON_PER_RAW_BYTE * answer.nbytes)
+                pieces = json_codec.encode(model.name, model.version, answer, single=single)
+            else:
+                size = Size(raw_bytes=answer.nbytes)
+                length, pieces = safetensors_codec.encode(model.name, model.version, answer)
+            reply = Reply([_content_type(format_out)], length, pieces, size)
+            await self._reply(exchange, reply, model, answer, started)
 
     async def _infer(self, exchange: Exchange, name: str, version: str | None) -> None:
         """Answer as the protocol says, and count how it went for the model that it names."""
@@ -163,7 +168,7 @@ class Inference:
         counted = self._statistics.of(name, model.version)
         try:
             await self._infer_counted(exchange, name, model, counted, started)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
             counted.failed(time.monotonic() - started)
             raise
 
@@ -199,26 +204,28 @@ class Inference:
         call = to_call(asked.tensors, asked.options, model.layer, self._limits)
         if asked.kept:
             oip_response.check_kept(asked, call, model.layer.num_heads)
-        answer = await exchange.while_there(model.batcher.submit(call, on_run=counted.run))
-        at_once, sent = oip_response.sizes(asked, answer)
-        length, header_size, pieces = await self._workers.do(
-            at_once, oip_response.encode, name, model.version, asked, answer, places
-        )
-        if header_size is None:
-            headers = [_content_type(json_codec.MEDIA_TYPE)]
-        else:
-            headers = [
-                _content_type(oip_request.BINARY_MEDIA_TYPE),
-                (oip_request.HEADER_LENGTH.encode(), b"%d" % header_size),
-            ]
-        reply = Reply(headers, length, pieces, sent)
-        await self._reply(exchange, reply, model, answer, started, counted)
+        with self._unsent.reserved(answer_bytes(call, model.layer)):
+            answer = await model.batcher.submit(call, on_run=counted.run)
+            at_once, sent = oip_response.sizes(asked, answer)
+            length, header_size, pieces = await self._workers.do(
+                at_once, oip_response.encode, name, model.version, asked, answer, places
+            )
+            if header_size is None:
+                headers = [_content_type(json_codec.MEDIA_TYPE)]
+            else:
+                headers = [
+                    _content_type(oip_request.BINARY_MEDIA_TYPE),
+                    (oip_request.HEADER_LENGTH.encode(), b"%d" % header_size),
+                ]
+            reply = Reply(headers, length, pieces, sent)
+            await self._reply(exchange, reply, model, answer, started, counted)
 
     async def _check_takes_calls(self, exchange: Exchange) -> None:
         """
-        Return unless the server is draining.
+        Return when a call may be let in, whatever is in its body.
 
         Raises:
+            QueueFull: answers under way take all the memory that they may.
             Draining: no new call is taken; the body has been read, because a connection
                 that is closed over an unread body loses the answer, too.
         """
@@ -227,6 +234,7 @@ class Inference:
         except Draining:
             await self._body(exchange)
             raise
+        self._unsent.check_room()
 
     async def _body(self, exchange: Exchange) -> bytes:
         """Return the whole body, decompressed."""
@@ -238,8 +246,7 @@ class Inference:
         if encoding is None:
             return content
         limit = settings.max_decompressed_bytes
-        work = self._workers.interruptible(decompress, content, encoding, limit)
-        return await exchange.while_there(work)
+        return await self._workers.interruptible(decompress, content, encoding, limit)
 
     async def _reply(
         self,
@@ -250,7 +257,14 @@ class Inference:
         started: float,
         counted: ModelStatistics | None = None,
     ) -> None:
-        """Send the answer, a large one in pieces, with its stages told and counted."""
+        """
+        Send the answer, a large one in pieces, with its stages told and counted.
+
+        The system has taken all of it when this returns.
+
+        Raises:
+            ClientDisconnect: the caller has left, or was cut off because it did not read.
+        """
         stages = stages_of(answer)
         encode_started = time.monotonic()
         size = reply.size

@@ -17,6 +17,9 @@ from service.tracing import Tracing
 CLIENT_LEFT: Final = 499
 """The status that is counted and logged when the caller left before the answer."""
 
+CLIENT_STALLED: Final = "client_stalled"
+"""The code beside it when the caller did not read its answer, and was cut off."""
+
 INTERNAL: Final = "internal error; the log has it under the request id"
 """What a caller is told when something went wrong that nobody thought of."""
 

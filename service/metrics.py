@@ -49,6 +49,7 @@ class Metrics(Collector):
         self.refusals: Counter[str] = Counter()
         """Errors answered, by code."""
         self.in_flight = 0
+        self.unsent_answer_bytes = 0
         self.ready = False
         self.served: list[tuple[str, str, str, str]] = []
         """Each model's name, version, precision and provider."""
@@ -94,6 +95,11 @@ class Metrics(Collector):
         yield refusals
         yield GaugeMetricFamily(
             "headwise_requests_in_flight", "HTTP requests not yet answered", self.in_flight
+        )
+        yield GaugeMetricFamily(
+            "headwise_unsent_answer_bytes",
+            "Answers that are being computed or that their callers have not read yet, as FP32",
+            self.unsent_answer_bytes,
         )
         yield GaugeMetricFamily("headwise_ready", "1 = ready for calls", self.ready)
         yield GaugeMetricFamily(

@@ -9,8 +9,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import Failed, Unauthorized
+from service.exchange import CONNECTION, Connection, delivered
 from service.journal import (
     CLIENT_LEFT,
+    CLIENT_STALLED,
     INTERNAL,
     REQUEST_ID,
     TIMING,
@@ -67,36 +69,63 @@ class RequestFrame:
         started = time.monotonic()
         request_id = own_request_id(dict(scope["headers"])) or new_request_id()
         seen = _Seen()
+        connection: Connection = scope["extensions"][CONNECTION]
 
         async def framed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = message["headers"] = list(message["headers"])
                 named = dict(headers)
-                seen.status, seen.code = message["status"], named.get(CODE_HEADER)
+                seen.status = message["status"]
+                if code := named.get(CODE_HEADER):
+                    seen.code = code.decode()
                 headers.append((REQUEST_ID, request_id.encode()))
                 if TIMING not in named:
                     headers.append(timing({"total": time.monotonic() - started}))
                 if self._life.phase != "serving":
                     headers.append(CLOSE)
-            elif message["type"] == "http.response.body":
-                seen.bytes += len(message.get("body", b""))
             await send(message)
+            if message["type"] == "http.response.body":
+                if connection.is_lost:
+                    raise ClientDisconnect
+                seen.bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    seen.is_all_written = True
+                    # Not over before it is sent: else nobody would know of one that is not.
+                    await delivered(connection)
 
+        try:
+            await self._answer(scope, receive, framed_send, seen, request_id)
+        except ClientDisconnect:
+            delivery = connection.delivery()
+            if not (seen.is_all_written and delivery.is_whole):
+                seen.status = CLIENT_LEFT
+                seen.code = CLIENT_STALLED if delivery.is_stalled else None
+                seen.bytes = max(0, seen.bytes - delivery.unsent_bytes)
+        self._record(scope, seen, request_id, started)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, seen: "_Seen", request_id: str
+    ) -> None:
+        """
+        Have the request answered; an error that nobody thought of is logged and answered 500.
+
+        Raises:
+            ClientDisconnect: the caller has left, or was cut off.
+        """
         try:
             if self._keys is not None and scope["path"] not in self._open_paths:
                 seen.key = self._keys.name_of(scope["headers"])
-            await self._app(scope, receive, framed_send)
+            await self._app(scope, receive, send)
         except Unauthorized as error:
-            await to_response(error)(scope, receive, framed_send)
+            await to_response(error)(scope, receive, send)
         except ClientDisconnect:
-            seen.status, seen.code = CLIENT_LEFT, None
+            raise
         except Exception:
             logging.getLogger("headwise").exception(
                 "a request failed", extra={"fields": {"request_id": request_id}}
             )
             if seen.status is None:
-                await to_response(Failed(INTERNAL))(scope, receive, framed_send)
-        self._record(scope, seen, request_id, started)
+                await to_response(Failed(INTERNAL))(scope, receive, send)
 
     def _record(self, scope: Scope, seen: "_Seen", request_id: str, started: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -104,7 +133,7 @@ class RequestFrame:
             method=scope["method"],
             route=route,
             status=seen.status or CLIENT_LEFT,
-            code=None if seen.code is None else seen.code.decode(),
+            code=seen.code,
             started=started,
             answer_bytes=seen.bytes,
             request_id=request_id,
@@ -114,11 +143,12 @@ class RequestFrame:
 
 
 class _Seen:
-    """What has been sent so far."""
+    """What has been written so far."""
 
     def __init__(self) -> None:
         self.status: int | None = None
-        self.code: bytes | None = None
+        self.code: str | None = None
         self.bytes = 0
+        self.is_all_written = False
         self.key: str | None = None
         """Whose key it was; never the key."""

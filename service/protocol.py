@@ -8,6 +8,7 @@ What differs from uvicorn's `HttpToolsProtocol`:
 - The input ends in one place, `_end_input`, whether it is malformed, late, too large or
   closed by the caller: what came whole before is answered, then the error, then the
   connection closes.  Every request has at most one answer.
+- An answer that its caller does not read is cut off: see `Gathering`.
 - A request head must arrive in time and stay within `MAX_HEAD_BYTES`.  The same time is
   given to the rest of a body whose request was answered early.
 
@@ -33,7 +34,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from service.errors import HeadwiseError, InvalidInput, MethodNotAllowed, TooLarge, TooSlow
 from service.exchange import CONNECTION
-from service.gathering import Gathering
+from service.gathering import Delivery, Gathering
 from service.head import check_head
 from service.logs import event
 from service.pieces import Chunk
@@ -94,12 +95,15 @@ class HttpConnection(HttpToolsProtocol):
         *args: Any,
         fast_path: FastPath[Any] | None,
         head_timeout_s: float,
+        answer_timeout_s: float,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.on_left: list[Callable[[], None]] = []
+        self.is_lost = False
         self._fast_path = fast_path
         self._head_timeout_s = head_timeout_s
+        self._answer_timeout_s = answer_timeout_s
 
         self._receiving = _Receiving.NOTHING
         self._loose_bytes = 0  # received since the last byte of a body, or end of a head or body
@@ -123,13 +127,16 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Begin: the first request head must arrive in time."""
-        self._gathering = Gathering(transport, self.loop)
+        self._gathering = Gathering(transport, self.loop, answer_timeout_s=self._answer_timeout_s)
         super().connection_made(self._gathering)  # type: ignore[arg-type]
+        self._gathering.begin()
         self.flow = _Flow(self.transport, self.pipeline)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End every request of this connection."""
+        self.is_lost = True
+        self._gathering.on_lost()
         self._let_go()
         self._stop_timer()
         super().connection_lost(exc)
@@ -138,6 +145,19 @@ class HttpConnection(HttpToolsProtocol):
             self._fast_path.leave(call)
         for notify in list(self.on_left):
             notify()
+
+    def resume_writing(self) -> None:
+        """Go on writing: the system has taken all that was buffered."""
+        super().resume_writing()
+        self._gathering.on_drained()
+
+    def delivery(self) -> Delivery:
+        """Return how far everything that was written has got."""
+        return self._gathering.delivery()
+
+    def when_delivered(self, tell: Callable[[Delivery], None]) -> None:
+        """Call `tell` once the system has taken all that was written, or never will."""
+        self._gathering.when_delivered(tell)
 
     def data_received(self, data: bytes) -> None:
         """Offer the bytes to the fast path where a request may begin, else parse them."""

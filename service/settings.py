@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from service import __version__
 from service.errors import SettingsInvalid
@@ -87,6 +87,12 @@ class Settings(BaseModel):
     max_answer_bytes: int = Field(
         512 * 2**20, ge=1, description="largest answer, counted as FP32; larger: 413"
     )
+    max_unsent_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="answers of all callers together, counted as FP32, from being let in until"
+        " the system has taken their last byte; beyond: 429 (default: twice max_answer_bytes)",
+    )
     max_queue_calls: int = Field(
         256, ge=1, description="calls a model may hold, waiting and running; one more: 429"
     )
@@ -120,6 +126,12 @@ class Settings(BaseModel):
     )
     body_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="time a request's body may take to arrive; then 408"
+    )
+    answer_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="time in which a caller must take some of its answer; then it is cut off",
     )
     keep_alive_s: int = Field(
         75,
@@ -176,6 +188,16 @@ class Settings(BaseModel):
         "info", description="least severity that is logged"
     )
 
+    @field_validator("max_unsent_bytes")
+    @classmethod
+    def _has_room_for_the_largest_answer(
+        cls, value: int | None, info: ValidationInfo
+    ) -> int | None:
+        largest = info.data.get("max_answer_bytes", 0)
+        if value is not None and value < largest:
+            raise ValueError(f"expected at least max_answer_bytes, {largest}")
+        return value
+
     @classmethod
     def load(cls, argv: Sequence[str], environ: Mapping[str, str]) -> Self:
         """
@@ -202,6 +224,11 @@ class Settings(BaseModel):
         if self.max_padding is not None:
             return self.max_padding
         return 0.0 if self.provider == "cpu" else 0.25
+
+    @property
+    def unsent_bytes(self) -> int:
+        """`max_unsent_bytes`, or twice the largest answer."""
+        return self.max_unsent_bytes or 2 * self.max_answer_bytes
 
     @classmethod
     def flag(cls, name: str) -> str:

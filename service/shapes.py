@@ -83,6 +83,13 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     return unchecked_call(tensors, options)
 
 
+def answer_bytes(call: Call, layer: LayerConfig) -> int:
+    """Return how much memory the answer to a checked call takes, in FP32."""
+    rows, length, _ = call.inputs.embeddings.shape
+    keys = call.inputs.key_length
+    return _answer_bytes(rows, length, keys, layer, weights=call.weights, heads=call.heads)
+
+
 def unchecked_call(tensors: Tensors, options: Options) -> Call:
     """Return the call as `to_call` does, where one of the same shapes and options has passed."""
     inputs = Inputs(
@@ -243,15 +250,28 @@ def _check_heads(heads: tuple[int, ...] | None, layer: LayerConfig) -> None:
 def _check_answer(
     rows: int, length: int, keys: int, layer: LayerConfig, options: Options, limits: Limits
 ) -> None:
-    numbers = rows * length * layer.embed_dim
-    if options.weights:
-        heads = layer.num_heads if options.heads is None else len(options.heads)
-        # A sequence is run with all of its heads, whichever are asked for.
-        numbers += max(rows * heads, layer.num_heads) * length * keys
-    if numbers * 4 > limits.max_answer_bytes:
+    size = _answer_bytes(rows, length, keys, layer, weights=options.weights, heads=options.heads)
+    if size > limits.max_answer_bytes:
         raise TooLarge(
-            f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {numbers * 4}"
+            f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {size}"
         )
+
+
+def _answer_bytes(
+    rows: int,
+    length: int,
+    keys: int,
+    layer: LayerConfig,
+    *,
+    weights: bool,
+    heads: tuple[int, ...] | None,
+) -> int:
+    numbers = rows * length * layer.embed_dim
+    if weights:
+        count = layer.num_heads if heads is None else len(heads)
+        # A sequence is run with all of its heads, whichever are asked for.
+        numbers += max(rows * count, layer.num_heads) * length * keys
+    return 4 * numbers
 
 
 def _check_finite(tensors: Tensors) -> None:

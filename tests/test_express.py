@@ -23,6 +23,7 @@ from service.batches import BatchLimits
 from service.calls import Answer, Call
 from service.engine import Engine
 from service.express import Express, Headers, Ride
+from service.gathering import Delivery
 from service.journal import Journal
 from service.keys import Keys
 from service.life import Life
@@ -34,6 +35,7 @@ from service.settings import Settings
 from service.shapes import Limits
 from service.statistics import Statistics
 from service.tracing import NoTracing
+from service.unsent import UnsentAnswers
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 
@@ -86,6 +88,10 @@ class Caller:
         self.answers.append((status, dict(headers), b"".join(pieces)))
         self.heard.set()
 
+    def when_delivered(self, tell: Callable[[Delivery], None]) -> None:
+        """Take everything at once."""
+        tell(Delivery(0, is_stalled=False))
+
 
 @dataclass
 class House:
@@ -122,7 +128,8 @@ def house(repository: Path, *, keys: Keys | None = None, **settings: Any) -> Hou
     models.warm_up()
     limits = Limits(chosen.max_rows, chosen.max_length, chosen.max_tokens, chosen.max_answer_bytes)
     journal = Journal(metrics, NoTracing(), names_keys=keys is not None)
-    express = Express(chosen, limits, models, life, keys, journal, Statistics())
+    unsent = UnsentAnswers(chosen.unsent_bytes, metrics)
+    express = Express(chosen, limits, models, life, keys, journal, Statistics(), unsent)
     return House(express, life, models, metrics)
 
 

@@ -86,6 +86,7 @@ def connection() -> HttpConnection:
         app_state={},
         fast_path=None,
         head_timeout_s=60.0,
+        answer_timeout_s=60.0,
     )
 
 

@@ -213,6 +213,27 @@ def test_caller_that_leaves_is_noticed(layers: Layers, files: Files) -> None:
     assert "Traceback" not in log
 
 
+def test_answer_is_read_whole_or_cut_off(layers: Layers, files: Files) -> None:
+    """Who reads gets all of it; who does not is noticed, though TLS buffers on its own."""
+    content = save({"embeddings": np.zeros((1, 2048, 8), np.float32)})
+    head = "POST /v1/attention?model=tiny&weights=true HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head += f"Content-Type: application/x-safetensors\r\nContent-Length: {len(content)}\r\n\r\n"
+    with tls_server(layers, files, answer_timeout_s=1) as server:
+        with connected(server, files) as reading:
+            reading.sendall(head.encode() + content)
+            answer = reading.makefile("rb").read()
+        with connected(server, files) as silent:
+            silent.sendall(head.encode() + content)
+            until(lambda: '"code":"client_stalled"' in server.log())
+            until(lambda: metric(server, "headwise_unsent_answer_bytes") == 0)
+        log = server.log()
+
+    assert len(answer) > 4 * 2 * 2048 * 2048
+    assert log.count('"route":"/v1/attention","status":200') == 1
+    assert log.count('"route":"/v1/attention","status":499,"code":"client_stalled"') == 1
+    assert "Traceback" not in log
+
+
 def test_slow_head_is_answered_408(layers: Layers, files: Files) -> None:
     """The time limit of a request's head runs from the end of the handshake."""
     with (

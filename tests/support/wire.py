@@ -104,6 +104,7 @@ class App:
             app_state={},
             fast_path=fast_path,
             head_timeout_s=LIMIT_S,
+            answer_timeout_s=LIMIT_S,
         )
 
     async def converse(self, pieces: Iterable[Piece], *, uses_fast_path: bool) -> bytes:
