@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Coroutine, Iterator
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 
 import uvicorn
@@ -34,6 +36,12 @@ from service.tracing import NoTracing, OpenTelemetry, Tracing
 _CONNECTION_END_S = 5
 """Time for the last answers to leave their sockets once every call is answered."""
 
+_CLEAN_UP_S = 2
+"""Time for closing models, threads and tracing after that; then the process just ends."""
+
+_THREADS_END_S = 1
+"""Time for threads to notice that the server has ended, and for the interpreter to end."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until told to stop; return 0 after a clean end, 2 when the start was refused."""
@@ -51,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     url = _url(listener, "http" if tls is None else "https")
     server = _Server(settings, cpu_budget(settings.threads), tracing, keys, tls, url)
     server.run([listener])
+    _end_within(_THREADS_END_S, lambda: server.exit_code)
     return server.exit_code
 
 
@@ -125,7 +134,7 @@ class _Server(uvicorn.Server):
         """End a start that cannot succeed."""
         _tell(error)
         self.exit_code = 2
-        self.should_exit = True
+        self._end()
 
     def _on_refresh(self) -> None:
         self._start(self._models.refresh(retry=True))
@@ -140,12 +149,20 @@ class _Server(uvicorn.Server):
         grace_s = 0.0 if number == signal.SIGINT else self._settings.grace_s
         event("stopping", signal=number.name, grace_s=grace_s)
         self._life.phase = "grace"
+        self._end_within(grace_s + self._settings.drain_s + _CONNECTION_END_S + _CLEAN_UP_S)
         self._start(self._stop(grace_s))
 
     async def _stop(self, grace_s: float) -> None:
         finished = await self._life.stop(grace_s=grace_s, drain_s=self._settings.drain_s)
         event("stopped", every_call_answered=finished)
+        self._end()
+
+    def _end(self) -> None:
         self.should_exit = True
+        self._end_within(_CONNECTION_END_S + _CLEAN_UP_S)
+
+    def _end_within(self, seconds: float) -> None:
+        _end_within(seconds, lambda: self.exit_code)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         """Run something beside serving, and keep it until it is done."""
@@ -170,6 +187,23 @@ def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:
         batcher_of=batcher_of,
     )
     return Models(load, settings.repository, default=settings.default_model)
+
+
+def _end_within(seconds: float, exit_code: Callable[[], int]) -> None:
+    """
+    End the process with that code then at the latest, whatever still waits for what.
+
+    The interpreter itself would wait for every thread: for a library that loads a model,
+    for instance, and cannot be interrupted.
+    """
+
+    def end() -> None:
+        event("ended by force: work was still under way", level=logging.WARNING)
+        os._exit(exit_code())
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _tell(error: StartRefused) -> None:

@@ -39,7 +39,7 @@ from service.shared_memory_routes import SharedMemoryRoutes
 from service.statistics import Statistics
 from service.tracing import Tracing
 from service.unsent import UnsentAnswers
-from service.workers import Workers
+from service.workers import UnawaitedThreads, Workers
 
 _WATCH_S = 1.0
 """How often the file of keys is read again: a key that is taken out is of no use after that."""
@@ -85,6 +85,9 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        # What still runs in a thread when the server stops, loading a model for instance, must
+        # not hold it up: the loop waits for its own threads.
+        asyncio.get_running_loop().set_default_executor(UnawaitedThreads(thread_name_prefix="side"))
         tasks = [
             asyncio.create_task(_bring_up(models, refuse)),
             asyncio.create_task(_rest(metrics, models)),
@@ -94,7 +97,7 @@ def create_app(
         if keys is not None:
             tasks.append(asyncio.create_task(_watch(keys)))
         yield
-        for task in tasks[1:]:
+        for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await models.close()

@@ -1,6 +1,7 @@
 """The process: what refuses its start, what it logs, and how it ends."""
 
 import concurrent.futures
+import contextlib
 import os
 import re
 import shutil
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +350,98 @@ def test_sigterm_ends_a_server_whose_reader_process_is_busy(layers: Layers) -> N
         until(lambda: not any(Path(f"/proc/{reader}").exists() for reader in readers))
 
     assert server.process.returncode == 0
+
+
+def test_sigterm_ends_a_server_that_decompresses(layers: Layers) -> None:
+    """Threads that are amid a large body end with the server."""
+    blocks = zlib.compressobj(0, wbits=31).flush()[:10] + b"\0\0\0\xff\xff" * 12_000_000
+    head = (
+        "POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\n"
+        f"Content-Length: {len(blocks)}\r\n\r\n"
+    ).encode()
+    with Server(layers.repository, drain_s=0) as server, contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(connected(server)) for _ in range(3)]
+        for caller in callers:
+            caller.sendall(head + blocks)
+        server.process.send_signal(signal.SIGTERM)
+        code = server.process.wait(60)
+
+    assert code == 0
+    assert "by force" not in server.log()
+
+
+def test_sigterm_ends_a_server_whose_answers_nobody_reads(layers: Layers) -> None:
+    """Nor does an answer hold up the ending whose caller takes nothing of it."""
+    content = save({"embeddings": np.zeros((1, 2048, 8), np.float32)})
+    head = (
+        "POST /v1/attention?model=tiny&weights=true HTTP/1.1\r\nHost: x\r\n"
+        f"Content-Type: application/x-safetensors\r\nContent-Length: {len(content)}\r\n\r\n"
+    ).encode()
+    with Server(layers.repository, drain_s=0) as server, connected(server) as caller:
+        caller.sendall(head + content)
+        until(lambda: metric(server, 'headwise_run_calls_count{model="tiny"}') >= 1)
+        server.process.send_signal(signal.SIGTERM)
+        code = server.process.wait(60)
+
+    assert code == 0
+    assert '"every_call_answered":false' in server.log()
+    assert "by force" not in server.log()
+
+
+def ended_by_sigterm(repository: Path, patch: str, sign: str) -> tuple[int, str]:
+    """Return how a server with a fault in it ends by a SIGTERM after its sign, and its log."""
+    code = (
+        "import os, sys, time\nimport service.__main__ as process\n"
+        f"{patch}\nsys.exit(process.main(sys.argv[1:]))"
+    )
+    flags = ["--port", "0", "--grace-s", "0", "--drain-s", "0", "--log-format", "json"]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "--repository", str(repository), *flags],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stderr is not None
+        try:
+            log = ""
+            while sign not in log:
+                line = server.stderr.readline()
+                assert line, log
+                log += line
+            server.send_signal(signal.SIGTERM)
+            code_of_end = server.wait(60)
+            return code_of_end, log + server.stderr.read()
+        finally:
+            server.kill()
+
+
+def test_sigterm_ends_a_server_that_loads_for_ever(layers: Layers) -> None:
+    """What happens in a library and can't be interrupted is left behind."""
+    patch = (
+        "import service.engine\n"
+        "def hang(*_, **__):\n"
+        "    print('loading', file=sys.stderr, flush=True)\n"
+        "    time.sleep(3600)\n"
+        "service.engine.OnnxEngine.__init__ = hang"
+    )
+
+    code, log = ended_by_sigterm(layers.repository, patch, "loading")
+
+    assert code == 0
+    assert "ended by force" in log
+
+
+def test_sigterm_ends_a_server_whose_clean_up_hangs(layers: Layers) -> None:
+    """Whatever waits for whatever: the process has a last limit."""
+    patch = (
+        "process._CONNECTION_END_S = process._CLEAN_UP_S = 0.2\n"
+        "process.NoTracing.close = lambda self: time.sleep(3600)"
+    )
+
+    code, log = ended_by_sigterm(layers.repository, patch, '"ready"')
+
+    assert code == 0
+    assert "ended by force" in log
 
 
 def test_repository_that_may_not_be_read_exits_2(repository: Path) -> None:
