@@ -275,6 +275,31 @@ def test_control_body_is_decompressed_in_a_thread_that_stops_when_the_caller_lea
     assert stopped.is_set()
 
 
+def test_control_body_of_a_caller_that_has_left_is_not_decompressed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who left while the body came is not worked for."""
+    calls: list[bytes] = []
+
+    def note(content: bytes, encoding: str, limit_bytes: int, stop: threading.Event) -> bytes:
+        calls.append(content)
+        return b""
+
+    monkeypatch.setattr(control, "decompress", note)
+
+    async def scenario() -> None:
+        workers, connection = Workers(), Waiting()
+        connection.is_lost = True
+        request = control_request(gzip.compress(b"{}"), connection)
+        with pytest.raises(ClientDisconnect):
+            await control.control_body(request, Settings(), workers)
+        workers.close()
+
+    asyncio.run(scenario())
+
+    assert not calls
+
+
 def test_workers_that_are_closed_stop_what_can_be_stopped() -> None:
     """The end of the server is one more reason for nobody to wait."""
     began, stopped = threading.Event(), threading.Event()
