@@ -109,7 +109,7 @@ class Inference:
         try:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(scope["method"], allowed="POST")
-            # Whatever is being done for it, decoding and encoding included, ends with the caller.
+            # What waits, computes or encodes for a caller ends when the caller leaves.
             await exchange.while_there(handle(exchange))
         except HeadwiseError as error:
             status, headers, body = answer_of(error)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from service.head import plain_head
+from service.errors import InvalidInput
+from service.head import by_name, check_head, plain_head
 
 PLAIN = b"POST /v2/models/mha/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\nX-One: 1\r\n\r\n"
 
@@ -42,8 +43,26 @@ def test_plain_head_says_what_the_request_says() -> None:
         (b"7\r\nX-One: 1", b"0\n\nPOST /b HTTP/1.1\r\nContent-Length: 7"),
         (b"7\r\nX-One: 1", b"0\r\n\r\nPOST /b HTTP/1.1\r\nContent-Length: 7"),
         (b"POST", b"P\x00ST"),
+        (b"Host: a\r\n", b""),
+        (b"Host: a", b"Host: a\r\nHost: a"),
+        (b"X-One: 1", b"Content-Encoding: gzip\r\ncontent-encoding: gzip"),
+        (b"X-One: 1", b"Inference-Header-Content-Length: 1\r\nInference-Header-Content-Length: 1"),
     ],
 )
 def test_head_of_anything_else_is_not_plain(found: bytes, put: bytes) -> None:
     """Whoever reads it then knows all that HTTP may say."""
     assert plain_head(PLAIN.replace(found, put, 1)) is None
+
+
+def test_repeated_fields_by_name_are_one_list() -> None:
+    """Their order is that of the lines, as for any list."""
+    headers = [(b"accept", b"a/b"), (b"x-one", b"1"), (b"accept", b"c/d, e/f")]
+
+    assert by_name(headers) == {"accept": "a/b, c/d, e/f", "x-one": "1"}
+
+
+def test_head_of_http_1_0_needs_no_host() -> None:
+    """Only HTTP/1.1 asks for one."""
+    check_head("1.0", [])
+    with pytest.raises(InvalidInput, match="head: expected a host, got none"):
+        check_head("1.1", [])

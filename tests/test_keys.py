@@ -200,9 +200,10 @@ def test_body_of_a_call_without_key_is_not_waited_for_and_the_connection_is_kept
 @pytest.mark.parametrize(
     "begin",
     [
-        b"GET /v1/models HTTP/1.1\r\nX-API-Key: ",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-API-Key: ",
         b"GET /v1/models?",
-        b"POST /nowhere HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX-Trailer: ",
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"1\r\nx\r\n0\r\nX-Trailer: ",
     ],
     ids=["header", "path", "trailer"],
 )

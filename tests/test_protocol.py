@@ -29,6 +29,7 @@ METHODS: dict[type, dict[str, list[str]]] = {
         "data_received": ["data"],
         "eof_received": [],
         "shutdown": [],
+        "resume_writing": [],
         "timeout_keep_alive_handler": [],
         "on_message_begin": [],
         "on_url": ["url"],

@@ -56,6 +56,9 @@ class MemoryTransport(asyncio.Transport):
         """Nothing waits here."""
         return 0
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """No limit matters where nothing waits."""
+
     def pause_reading(self) -> None:
         """Deliver nothing until reading is resumed."""
         self.may_deliver.clear()
