@@ -15,6 +15,7 @@ from functools import partial
 import uvicorn
 
 from service import __version__
+from service.access_log import AccessLog
 from service.app import create_app
 from service.batcher import Batcher
 from service.batches import BatchLimits
@@ -24,7 +25,7 @@ from service.errors import SettingsInvalid, StartRefused
 from service.heap import keep_blocks
 from service.keys import Keys
 from service.life import Life
-from service.logs import configure, event
+from service.logs import Log, configure, event
 from service.metrics import Metrics
 from service.models import Models, loader
 from service.protocol import HttpConnection
@@ -45,19 +46,20 @@ _THREADS_END_S = 1
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until told to stop; return 0 after a clean end, 2 when the start was refused."""
+    log: Log | None = None
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
-        configure(settings.log_format, settings.log_level)
+        log = configure(settings.log_format, settings.log_level)
         keep_blocks()
         tracing = OpenTelemetry() if settings.tracing else NoTracing()
         keys = _keys(settings)
         tls = tls_context(settings)
         listener = _listen(settings.host, settings.port)
     except StartRefused as error:
-        _tell(error)
+        _tell(error, log)
         return 2
     url = _url(listener, "http" if tls is None else "https")
-    server = _Server(settings, cpu_budget(settings.threads), tracing, keys, tls, url)
+    server = _Server(settings, cpu_budget(settings.threads), tracing, keys, tls, url, log)
     server.run([listener])
     _end_within(_THREADS_END_S, lambda: server.exit_code)
     return server.exit_code
@@ -80,8 +82,10 @@ class _Server(uvicorn.Server):
         keys: Keys | None,
         tls: ssl.SSLContext | None,
         url: str,
+        log: Log,
     ) -> None:
         self.exit_code = 0
+        self._log = log
         self._settings = settings
         self._keys = keys
         self._life = Life()
@@ -89,7 +93,14 @@ class _Server(uvicorn.Server):
         metrics = Metrics()
         self._models = _models(settings, budget, metrics)
         app, express = create_app(
-            settings, self._models, self._life, metrics, tracing, keys, refuse=self._refuse
+            settings,
+            self._models,
+            self._life,
+            metrics,
+            tracing,
+            keys,
+            AccessLog(log, names_keys=keys is not None),
+            refuse=self._refuse,
         )
         super().__init__(
             uvicorn.Config(
@@ -132,7 +143,7 @@ class _Server(uvicorn.Server):
 
     def _refuse(self, error: StartRefused) -> None:
         """End a start that cannot succeed."""
-        _tell(error)
+        _tell(error, self._log)
         self.exit_code = 2
         self._end()
 
@@ -144,6 +155,7 @@ class _Server(uvicorn.Server):
     def _on_stop(self, number: signal.Signals) -> None:
         if self._life.phase != "serving":
             event("stopping now: told a second time")
+            self._log.writer.flush()
             os._exit(128 + number)
         # A person at a terminal has no load balancer that must notice first.
         grace_s = 0.0 if number == signal.SIGINT else self._settings.grace_s
@@ -206,9 +218,12 @@ def _end_within(seconds: float, exit_code: Callable[[], int]) -> None:
     timer.start()
 
 
-def _tell(error: StartRefused) -> None:
-    """Say in one line why nothing is served."""
-    print(f"error: {error}", file=sys.stderr)  # noqa: T201 (for a person, whatever the log's form)
+def _tell(error: StartRefused, log: Log | None) -> None:
+    """Say in one line why nothing is served, after all that was logged until then."""
+    if log is not None:
+        log.writer.flush()
+    with contextlib.suppress(OSError):  # standard error is a pipe that nobody reads any more
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201 (whatever the log's form)
 
 
 def _listen(host: str, port: int) -> socket.socket:

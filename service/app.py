@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from service import __version__
+from service.access_log import AccessLog
 from service.errors import HeadwiseError, StartRefused
 from service.express import Express
 from service.heap import give_back
@@ -61,6 +62,7 @@ def create_app(
     metrics: Metrics,
     tracing: Tracing,
     keys: Keys | None,
+    access_log: AccessLog,
     *,
     refuse: Callable[[StartRefused], None],
 ) -> tuple[ASGIApp, Express]:
@@ -121,7 +123,7 @@ def create_app(
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
-    journal = Journal(metrics, tracing, names_keys=keys is not None)
+    journal = Journal(metrics, tracing, access_log)
     inference = Inference(
         app, settings, limits, models, life, journal, workers, statistics, shared_memory, unsent
     )

@@ -98,6 +98,17 @@ class Call:
     """None = the batcher's own default."""
 
     @property
+    def rows(self) -> int:
+        """B."""
+        return len(self.inputs.embeddings)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences, without their padding; those of a memory do not count."""
+        rows, length, _ = self.inputs.embeddings.shape
+        return rows * length if self.lengths is None else int(self.lengths.sum())
+
+    @property
     def key_lengths(self) -> Lengths | None:
         """[B], each sequence's true key length; None = all are T."""
         return self.lengths if self.inputs.memory is None else self.memory_lengths

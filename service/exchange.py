@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from service.errors import TooLarge, TooSlow
 from service.gathering import Delivery
 from service.head import by_name
+from service.request_record import RECORD, RequestRecord
 
 CONNECTION: Final = "headwise.connection"
 """The ASGI extension that holds a `Connection`."""
@@ -68,6 +69,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
+        self.record: RequestRecord = scope[RECORD]
         self.headers = by_name(scope["headers"])
         self._query: bytes = scope["query_string"]
         self._connection: Connection = scope["extensions"][CONNECTION]

@@ -8,7 +8,6 @@ goes straight into the queue, and its answer straight to the socket.  Whatever e
 and whatever is wrong with it, goes the full way, which tells: see `inference`.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -41,6 +40,7 @@ from service.openapi import INFER, INFER_VERSION
 from service.options import from_query
 from service.pieces import Chunk
 from service.problems import CLOSE, answer_of
+from service.request_record import RequestRecord
 from service.settings import Settings
 from service.shapes import Limits, Tensors, answer_bytes, to_call, unchecked_call
 from service.statistics import ModelStatistics, Statistics
@@ -147,10 +147,21 @@ class Express:
             if call is None:
                 return None
             counted = self._statistics.of(route.name, model.version)
-            request_id = route.request_id or new_request_id()
             size = answer_bytes(call, model.layer)
             self._unsent.check_room(size)
-            ride = Ride(route, connection, model, asked, counted, started, request_id, key, size)
+            record = RequestRecord(
+                "POST",
+                route.path,
+                route.request_id or new_request_id(),
+                started,
+                key,
+                route.body_bytes,
+                model.name,
+                model.version,
+                call.rows,
+                call.tokens,
+            )
+            ride = Ride(route, connection, model, asked, counted, record, size)
             deliver = partial(self._arrive, ride)
             ride.entry = model.batcher.enter(call, deliver, on_run=counted.run)
         except HeadwiseError:
@@ -164,7 +175,7 @@ class Express:
         entry, ride.entry = ride.entry, None
         if entry is not None:
             ride.model.batcher.leave(entry)
-        ride.counted.failed(time.monotonic() - ride.started)
+        ride.counted.failed(time.monotonic() - ride.record.started)
         self._end(ride, CLIENT_LEFT, None, 0)
 
     def _route(self, head: bytes) -> _Route | None:
@@ -240,11 +251,11 @@ class Express:
                 self._refuse(ride, outcome)
             else:
                 raise outcome
-        except Exception:
-            logging.getLogger("headwise").exception(
-                "a request failed", extra={"fields": {"request_id": ride.request_id}}
-            )
-            if not ride.is_answered:
+        except Exception as error:
+            ride.record.failure = error
+            if ride.is_answered:
+                self._journal.failure(ride.record)
+            else:
                 self._refuse(ride, Failed(INTERNAL))
 
     def _answer(self, ride: "Ride", answer: Answer) -> None:
@@ -261,7 +272,7 @@ class Express:
             headers = [_BINARY, (_HEADER_LENGTH, b"%d" % header_size)]
         now = time.monotonic()
         stages = stages_of(answer)
-        stages["encode"], stages["total"] = now - encode_started, now - ride.started
+        stages["encode"], stages["total"] = now - encode_started, now - ride.record.started
         headers += [(b"content-length", b"%d" % length), timing(stages)]
         self._send(ride, 200, headers, pieces)
 
@@ -269,14 +280,16 @@ class Express:
             if self._end_sent(ride, 200, None, length, delivery):
                 self._journal.call(model.name, answer, stages, route.named, ride.counted)
             else:
-                ride.counted.failed(time.monotonic() - ride.started)
+                ride.counted.failed(time.monotonic() - ride.record.started)
 
         ride.connection.when_delivered(note)
 
     def _refuse(self, ride: "Ride", error: HeadwiseError) -> None:
         """Send what went wrong, then write down what became of it."""
-        seconds = time.monotonic() - ride.started
+        seconds = time.monotonic() - ride.record.started
         status, headers, body = answer_of(error)
+        if status == 500 and ride.record.failure is None:
+            ride.record.failure = error
         headers.append(timing({"total": seconds}))
         self._send(ride, status, headers, [body])
         ride.counted.failed(seconds)
@@ -287,7 +300,7 @@ class Express:
         ride.connection.when_delivered(note)
 
     def _send(self, ride: "Ride", status: int, headers: Headers, pieces: list[Chunk]) -> None:
-        headers.append((REQUEST_ID, ride.request_id.encode()))
+        headers.append((REQUEST_ID, ride.record.request_id.encode()))
         if self._life.phase != "serving":
             headers.append(CLOSE)
         ride.is_answered = True
@@ -308,16 +321,9 @@ class Express:
         """Write a request down of whose answer so many bytes were sent."""
         self._unsent.add(-ride.reserved_bytes)
         self._life.end()
-        self._journal.request(
-            method="POST",
-            route=ride.route.path,
-            status=status,
-            code=code,
-            started=ride.started,
-            answer_bytes=size,
-            request_id=ride.request_id,
-            key=ride.key,
-        )
+        record = ride.record
+        record.status, record.code, record.answer_bytes = status, code, size
+        self._journal.request(record)
 
 
 @dataclass(eq=False, slots=True)
@@ -329,9 +335,7 @@ class Ride:
     model: Model
     asked: oip_request.InferRequest
     counted: ModelStatistics
-    started: float
-    request_id: str
-    key: str | None
+    record: RequestRecord
     reserved_bytes: int
     entry: QueuedCall | None = None
     is_answered: bool = False

@@ -113,6 +113,8 @@ class Inference:
             await exchange.while_there(handle(exchange))
         except HeadwiseError as error:
             status, headers, body = answer_of(error)
+            if status == 500:
+                exchange.record.failure = error
             await exchange.answer(headers, body, status=status)
 
     def _find(self, path: str) -> tuple[Endpoint, Handler] | None:
@@ -144,8 +146,12 @@ class Inference:
             tensors, options = await self._workers.decode(
                 size, safetensors_codec.decode, content, outer, self._limits
             )
-        model = self._models.ready(self._models.get(options.model))
+        model = self._models.get(options.model)
+        record = exchange.record
+        record.model, record.version = model.name, model.version
+        self._models.ready(model)
         call = to_call(tensors, options, model.layer, self._limits)
+        record.rows, record.tokens = call.rows, call.tokens
         with self._unsent.reserved(answer_bytes(call, model.layer)):
             answer = await model.batcher.submit(call)
             length: int | None = None
@@ -165,6 +171,7 @@ class Inference:
         await self._check_takes_calls(exchange)
         plain, _ = oip_request.split_model_name(name)
         model = self._models.get(plain, version)
+        exchange.record.model, exchange.record.version = model.name, model.version
         counted = self._statistics.of(name, model.version)
         try:
             await self._infer_counted(exchange, name, model, counted, started)
@@ -202,6 +209,7 @@ class Inference:
             limit = self._settings.max_body_bytes
             asked = await self._workers.do(size, oip_request.borrow, asked, places, limit)
         call = to_call(asked.tensors, asked.options, model.layer, self._limits)
+        exchange.record.rows, exchange.record.tokens = call.rows, call.tokens
         if asked.kept:
             oip_response.check_kept(asked, call, model.layer.num_heads)
         with self._unsent.reserved(answer_bytes(call, model.layer)):

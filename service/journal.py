@@ -1,16 +1,17 @@
-"""What is kept of every request: its counters, its one log record, its span."""
+"""What is kept of every request: its counters, its access-log line, its span."""
 
 import logging
 import random
 import re
-import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
+from service.access_log import AccessLog
 from service.calls import Answer
-from service.logs import event
+from service.logs import LOGGER
 from service.metrics import Metrics
+from service.request_record import RequestRecord
 from service.statistics import ModelStatistics
 from service.tracing import Tracing
 
@@ -33,39 +34,38 @@ _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}
 class Journal:
     """Where requests are written down, whichever way they were answered."""
 
-    def __init__(self, metrics: Metrics, tracing: Tracing, *, names_keys: bool) -> None:
+    def __init__(self, metrics: Metrics, tracing: Tracing, access_log: AccessLog) -> None:
         self._metrics = metrics
         self._tracing = tracing
-        self._names_keys = names_keys
+        self._access_log = access_log
 
-    def request(
-        self,
-        *,
-        method: str,
-        route: str,
-        status: int,
-        code: str | None,
-        started: float,
-        answer_bytes: int,
-        request_id: str,
-        key: str | None,
-        level: int = logging.INFO,
-    ) -> None:
-        """A request is over: its status, the code of its error, and whose key it showed."""
-        self._metrics.requests[route, str(status)] += 1
-        if code:
-            self._metrics.refusals[code] += 1
-        event(
-            "request",
-            level=level,
-            method=method,
-            route=route,
-            status=status,
-            code=code,
-            ms=ms_since(started),
-            answer_bytes=answer_bytes,
-            request_id=request_id,
-            **({"key": key} if self._names_keys else {}),
+    def request(self, record: RequestRecord, *, level: int = logging.INFO) -> None:
+        """
+        A request is over: it is counted, and has its line in the log.
+
+        One that failed on our side, answered 500 or broken off, has an error line before.
+        """
+        self._metrics.requests[record.route, str(record.status)] += 1
+        if record.code:
+            self._metrics.refusals[record.code] += 1
+        if record.failure is not None or record.status == 500:
+            self.failure(record)
+        self._access_log.write(record, level)
+
+    def failure(self, record: RequestRecord) -> None:
+        """Log what went wrong on our side, with the first cause and where it was raised."""
+        cause: BaseException | None = record.failure
+        while cause is not None and cause.__cause__ is not None:
+            cause = cause.__cause__
+        fields = {
+            "request_id": record.request_id,
+            "route": record.route,
+            "model": record.model,
+            "version": record.version,
+            "cause": "unknown" if cause is None else f"{type(cause).__name__}: {cause}",
+        }
+        logging.getLogger(LOGGER).error(
+            "a request failed", exc_info=record.failure, extra={"fields": fields}
         )
 
     def call(
@@ -116,8 +116,3 @@ def own_request_id(headers: Mapping[bytes, bytes]) -> str | None:
 def new_request_id() -> str:
     """Return an id of 32 digits: no secret, and so not worth asking the system for randomness."""
     return f"{random.getrandbits(128):032x}"
-
-
-def ms_since(started: float) -> float:
-    """Return the time since then on the monotonic clock, in ms."""
-    return round((time.monotonic() - started) * 1e3, 3)

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, its one log record, its counters, its last resort."""
+"""What surrounds every request: its id, its record, its counters, its last resort."""
 
 import logging
 import time
@@ -24,11 +24,14 @@ from service.journal import (
 from service.keys import Keys
 from service.life import Life
 from service.problems import CLOSE, CODE_HEADER, to_response
+from service.request_record import RECORD, RequestRecord
 
 HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
 """Answered without a key: what asks is an orchestrator, which has none."""
 METRICS: Final = "/metrics"
 _PROBES: Final = (*HEALTH, METRICS)
+_UNMATCHED: Final = "unmatched"
+"""The route of a request for which there is none."""
 
 
 class RequestFrame:
@@ -68,16 +71,25 @@ class RequestFrame:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
         request_id = own_request_id(dict(scope["headers"])) or new_request_id()
-        seen = _Seen()
+        record = RequestRecord(scope["method"], _UNMATCHED, request_id, started)
+        scope[RECORD] = record
         connection: Connection = scope["extensions"][CONNECTION]
+        is_all_written = False
+
+        async def framed_receive() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                record.request_bytes += len(message.get("body", b""))
+            return message
 
         async def framed_send(message: Message) -> None:
+            nonlocal is_all_written
             if message["type"] == "http.response.start":
                 headers = message["headers"] = list(message["headers"])
                 named = dict(headers)
-                seen.status = message["status"]
-                if code := named.get(CODE_HEADER):
-                    seen.code = code.decode()
+                code = named.get(CODE_HEADER)
+                record.status = message["status"]
+                record.code = None if code is None else code.decode()
                 headers.append((REQUEST_ID, request_id.encode()))
                 if TIMING not in named:
                     headers.append(timing({"total": time.monotonic() - started}))
@@ -87,68 +99,47 @@ class RequestFrame:
             if message["type"] == "http.response.body":
                 if connection.is_lost:
                     raise ClientDisconnect
-                seen.bytes += len(message.get("body", b""))
+                record.answer_bytes += len(message.get("body", b""))
                 if not message.get("more_body", False):
-                    seen.is_all_written = True
+                    is_all_written = True
                     # Not over before it is sent: else nobody would know of one that is not.
                     await delivered(connection)
 
         try:
-            await self._answer(scope, receive, framed_send, seen, request_id)
+            await self._answer(scope, framed_receive, framed_send, record)
         except ClientDisconnect:
             delivery = connection.delivery()
-            if not (seen.is_all_written and delivery.is_whole):
-                seen.status = CLIENT_LEFT
-                seen.code = CLIENT_STALLED if delivery.is_stalled else None
-                seen.bytes = max(0, seen.bytes - delivery.unsent_bytes)
-        self._record(scope, seen, request_id, started)
+            if not (is_all_written and delivery.is_whole):
+                record.status = CLIENT_LEFT
+                record.code = CLIENT_STALLED if delivery.is_stalled else None
+                record.answer_bytes = max(0, record.answer_bytes - delivery.unsent_bytes)
+        self._record(record, scope)
 
     async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, seen: "_Seen", request_id: str
+        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord
     ) -> None:
         """
-        Have the request answered; an error that nobody thought of is logged and answered 500.
+        Have the request answered; an error that nobody expected is kept and answered 500.
 
         Raises:
             ClientDisconnect: the caller has left, or was cut off.
         """
         try:
             if self._keys is not None and scope["path"] not in self._open_paths:
-                seen.key = self._keys.name_of(scope["headers"])
+                record.key = self._keys.name_of(scope["headers"])
             await self._app(scope, receive, send)
         except Unauthorized as error:
             await to_response(error)(scope, receive, send)
         except ClientDisconnect:
             raise
-        except Exception:
-            logging.getLogger("headwise").exception(
-                "a request failed", extra={"fields": {"request_id": request_id}}
-            )
-            if seen.status is None:
+        except Exception as error:
+            record.failure = error
+            if record.status is None:
                 await to_response(Failed(INTERNAL))(scope, receive, send)
 
-    def _record(self, scope: Scope, seen: "_Seen", request_id: str, started: float) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
-        self._journal.request(
-            method=scope["method"],
-            route=route,
-            status=seen.status or CLIENT_LEFT,
-            code=seen.code,
-            started=started,
-            answer_bytes=seen.bytes,
-            request_id=request_id,
-            key=seen.key,
-            level=logging.DEBUG if route in _PROBES else logging.INFO,
-        )
-
-
-class _Seen:
-    """What has been written so far."""
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.code: str | None = None
-        self.bytes = 0
-        self.is_all_written = False
-        self.key: str | None = None
-        """Whose key it was; never the key."""
+    def _record(self, record: RequestRecord, scope: Scope) -> None:
+        if record.status is None:
+            record.status = CLIENT_LEFT
+        record.route = getattr(scope.get("route"), "path", _UNMATCHED)
+        level = logging.DEBUG if record.route in _PROBES else logging.INFO
+        self._journal.request(record, level=level)

@@ -30,6 +30,7 @@ from service.errors import (
     UnknownModel,
     UnsupportedMediaType,
 )
+from service.request_record import RECORD
 
 STATUSES: Final[dict[type[HeadwiseError], int]] = {
     Refused: 400,
@@ -98,6 +99,8 @@ async def answer_problem(request: Request, error: Exception) -> Response:
     """Answer for our own errors."""
     if not isinstance(error, HeadwiseError):
         raise error
+    if status_of(error) == 500:
+        request.scope[RECORD].failure = error
     return to_response(error)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from export.sources import SourceInvalid, from_hf
-from tests.checkpoints import (
+from tests.support.checkpoints import (
     BERT,
     EMBED_DIM,
     HEADS,

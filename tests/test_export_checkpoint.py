@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from export.sources import SourceInvalid, from_hf, from_torch
-from tests.checkpoints import (
+from tests.support.checkpoints import (
     LAYERS,
     checkpoint_tensors,
     shard_name,

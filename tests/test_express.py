@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 import pytest
 
+from service.access_log import AccessLog
 from service.batcher import Batcher, QueuedCall
 from service.batches import BatchLimits
 from service.calls import Answer, Call
@@ -36,6 +37,7 @@ from service.shapes import Limits
 from service.statistics import Statistics
 from service.tracing import NoTracing
 from service.unsent import UnsentAnswers
+from tests.support.doubles import no_log
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 
@@ -127,7 +129,8 @@ def house(repository: Path, *, keys: Keys | None = None, **settings: Any) -> Hou
     models.load()
     models.warm_up()
     limits = Limits(chosen.max_rows, chosen.max_length, chosen.max_tokens, chosen.max_answer_bytes)
-    journal = Journal(metrics, NoTracing(), names_keys=keys is not None)
+    access_log = AccessLog(no_log(), names_keys=keys is not None)
+    journal = Journal(metrics, NoTracing(), access_log)
     unsent = UnsentAnswers(chosen.unsent_bytes, metrics)
     express = Express(chosen, limits, models, life, keys, journal, Statistics(), unsent)
     return House(express, life, models, metrics)

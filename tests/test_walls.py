@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 ROWS = [
-    {"errors", "contract", "cgroup"},
+    {"errors", "contract", "cgroup", "log_writer", "request_record"},
     {"checks"},
     {
         "settings",
@@ -26,7 +26,7 @@ ROWS = [
         "tally",
         "parity",
     },
-    {"engine", "batches", "metrics", "statistics", "keys", "tls"},
+    {"access_log", "engine", "batches", "metrics", "statistics", "keys", "tls"},
     {"schedule"},
     {"batcher", "repository", "unsent"},
     {

@@ -1,8 +1,10 @@
 """Stand-ins that pass through the real interfaces."""
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -10,6 +12,15 @@ from service.calls import Inputs, Outputs, Run
 from service.contract import LayerConfig
 from service.engine import Engine, Provider, Stop
 from service.errors import InferenceFailed
+from service.log_writer import LogWriter
+from service.logs import Log
+
+
+@cache
+def no_log() -> Log:
+    """Return a log whose lines go nowhere."""
+    writer = LogWriter(os.open(os.devnull, os.O_WRONLY), notice=lambda lines: b"")
+    return Log(writer, is_text=False)
 
 
 def _as_asked(inputs: Inputs) -> Inputs:

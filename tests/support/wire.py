@@ -13,6 +13,7 @@ from typing import Any, Self
 import uvicorn
 from uvicorn.server import ServerState
 
+from service.access_log import AccessLog
 from service.app import create_app
 from service.batcher import Batcher
 from service.batches import BatchLimits
@@ -24,6 +25,7 @@ from service.protocol import FastPath, HttpConnection
 from service.schedule import QueueLimits
 from service.settings import Settings
 from service.tracing import NoTracing
+from tests.support.doubles import no_log
 
 LIMIT_S = 60
 """Far more than any exchange takes: what does not end by then hangs."""
@@ -94,7 +96,14 @@ class App:
         self.models.load()
         self.models.warm_up()
         app, self.fast_path = create_app(
-            self.settings, self.models, life, metrics, NoTracing(), None, refuse=lambda _: None
+            self.settings,
+            self.models,
+            life,
+            metrics,
+            NoTracing(),
+            None,
+            AccessLog(no_log(), names_keys=False),
+            refuse=lambda _: None,
         )
         self.config = uvicorn.Config(app, log_config=None, ws="none", access_log=False)
         self.config.load()
