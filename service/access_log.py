@@ -9,7 +9,7 @@ import logging
 import time
 from typing import Final
 
-from service.logs import LOGGER, Log, json_line, now
+from service.logs import LOGGER, Log, json_line, now, one_line
 from service.request_record import RequestRecord
 
 _LOGGER = logging.getLogger(LOGGER)
@@ -73,7 +73,7 @@ def _text(record: RequestRecord, level: str, *, names_key: bool) -> bytes:
         *([record.code] if record.code else []),
         *([f"[{level}]"] if level == "debug" else []),
     ]
-    return " ".join(columns).encode("utf-8", "backslashreplace") + b"\n"
+    return one_line(" ".join(columns)).encode() + b"\n"
 
 
 def _dash(value: object) -> str:

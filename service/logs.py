@@ -97,6 +97,11 @@ def _second(seconds: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
+def one_line(text: str) -> str:
+    """Return the text, escaped where a terminal would not show it as it is."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
 def _text_line(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace") + b"\n"
 
@@ -141,7 +146,7 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{k}={v}" for k, v in getattr(record, "fields", {}).items())
         time_of_day = _rfc3339(int(record.created * 1000))
-        line = f"{time_of_day} {record.getMessage()} {fields}".rstrip()
+        line = one_line(f"{time_of_day} {record.getMessage()} {fields}".rstrip())
         if record.levelno >= logging.WARNING:
             line = f"{line} [{record.levelname.lower()}]"
         if record.exc_info:

@@ -320,7 +320,7 @@ def test_caller_that_leaves_frees_the_engine_and_is_counted(layers: Layers) -> N
             metric(server, f'headwise_cancelled_total{{model="mha",where="{where}"}}')
             for where in ("queued", "running")
         ]
-        log, after = server.log(), server.post("/v1/attention", json=GOOD)
+        log, after = server.whole_log(), server.post("/v1/attention", json=GOOD)
 
     assert dropped == [1, 1]
     assert log.count('"status":499') == 2

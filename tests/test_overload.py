@@ -76,7 +76,7 @@ def test_killed_clients_leave_nothing_behind(layers: Layers) -> None:
         until(lambda: open_files(server) <= files)
         # One: the question itself.
         until(lambda: metric(server, "headwise_requests_in_flight") == 1)
-        growth, log = resident_mb(server) - memory, server.log()
+        growth, log = resident_mb(server) - memory, server.whole_log()
         after = server.post("/v1/attention", json={"model": "tiny", "embeddings": [[0.5] * 8]})
 
     assert growth <= 16

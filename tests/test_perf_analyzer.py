@@ -71,7 +71,7 @@ def in_flight(server: Server) -> int:
 
 def answers(server: Server, log_start: int) -> list[dict[str, object]]:
     """Return what the log has said since then of the calls that were answered well."""
-    lines = [orjson.loads(line) for line in server.log()[log_start:].splitlines()]
+    lines = [orjson.loads(line) for line in server.whole_log()[log_start:].splitlines()]
     return [line for line in lines if "/infer" in line.get("route", "") and line["status"] == 200]
 
 

@@ -207,6 +207,7 @@ def test_caller_that_leaves_is_noticed(layers: Layers, files: Files) -> None:
             leaving.sendall(head.encode() + content)
             until(lambda: metric(server, 'headwise_queue_calls{model="mha"}') == 1)
         until(lambda: metric(server, 'headwise_queue_calls{model="mha"}') == 0)
+        server.wait_for_log('"status":499')
         log = server.log()
 
     assert log.count('"status":499') == 1

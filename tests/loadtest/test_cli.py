@@ -429,7 +429,7 @@ def test_tls_is_spoken_and_verified(layers: Layers, tmp_path: Path) -> None:
     files.make("server", "ca")
     files.make("client", "ca")
     files["both"].write_bytes(files["client"].read_bytes() + files["client-key"].read_bytes())
-    settings = {
+    settings: dict[str, Any] = {
         "tls_cert_file": files["server"],
         "tls_key_file": files["server-key"],
         "tls_client_ca_file": files["ca"],

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,10 +22,18 @@ class Server:
     """
     `python -m service` on a free port; ready when entered, gone when left.
 
-    Settings are given as keywords without prefix: `max_rows=4`.
+    Settings are given as keywords without prefix: `max_rows=4`.  `command` is what the
+    interpreter is told instead of `-m service`.
     """
 
-    def __init__(self, repository: Path, *, wait: str = "ready", **settings: object) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        *,
+        wait: str = "ready",
+        command: Sequence[str] = ("-m", "service"),
+        **settings: object,
+    ) -> None:
         self._wait = wait
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith("HEADWISE_")
@@ -35,7 +43,7 @@ class Server:
             environment[f"HEADWISE_{name.upper()}"] = str(value)
         self._log = (repository.parent / f"server-{time.monotonic_ns()}.log").open("w+b")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service"], env=environment, cwd=ROOT, stderr=self._log
+            [sys.executable, *command], env=environment, cwd=ROOT, stderr=self._log
         )
         self.url = ""
         # One client keeps its connections: a call after a refused one shares its connection.
@@ -74,6 +82,18 @@ class Server:
     def log(self) -> str:
         """Return everything logged so far."""
         return Path(self._log.name).read_text()
+
+    def whole_log(self) -> str:
+        """
+        Return the log with the line of every request that was answered so far.
+
+        Lines are written in their order, but a moment later: this makes one more request,
+        and waits for its line.  The log's level must be info or debug.
+        """
+        marker = f"marker-{time.monotonic_ns()}"
+        self.client.get(self.url + "/v1/models", headers={"X-Request-ID": marker})
+        self.wait_for_log(marker)
+        return self.log()
 
     def wait_for_log(self, pattern: str) -> re.Match[str]:
         """Return the first match of a pattern in the log, once it is there."""
