@@ -30,7 +30,12 @@ from service.metrics import Metrics
 from service.middleware import HEALTH, METRICS, RequestFrame
 from service.models import Models
 from service.openapi import inference_paths, with_keys
-from service.problems import answer_http_exception, answer_problem, answer_validation_error
+from service.problems import (
+    answer_failure,
+    answer_http_exception,
+    answer_problem,
+    answer_validation_error,
+)
 from service.protocol_routes import ProtocolRoutes
 from service.routes import Routes
 from service.settings import Settings
@@ -123,6 +128,7 @@ def create_app(
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
+    app.add_exception_handler(Exception, answer_failure)
     journal = Journal(metrics, tracing, access_log)
     inference = Inference(
         app, settings, limits, models, life, journal, workers, statistics, shared_memory, unsent

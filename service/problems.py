@@ -30,6 +30,7 @@ from service.errors import (
     UnknownModel,
     UnsupportedMediaType,
 )
+from service.journal import INTERNAL
 from service.request_record import RECORD
 
 STATUSES: Final[dict[type[HeadwiseError], int]] = {
@@ -102,6 +103,11 @@ async def answer_problem(request: Request, error: Exception) -> Response:
     if status_of(error) == 500:
         request.scope[RECORD].failure = error
     return to_response(error)
+
+
+async def answer_failure(request: Request, error: Exception) -> Response:
+    """Answer for an error that no handler expects; the middleware around it logs the cause."""
+    return to_response(Failed(INTERNAL))
 
 
 async def answer_http_exception(request: Request, error: Exception) -> Response:

@@ -313,9 +313,9 @@ def test_probe_has_a_line_at_debug_only(layers: Layers) -> None:
 
 FAULTY = """
 import sys
-from service import engine
+from service import engine, models, routes
 from service.__main__ import main
-from service.errors import InferenceFailed
+from service.errors import DecodingFailed, InferenceFailed
 
 run = engine.OnnxEngine.run
 
@@ -326,7 +326,15 @@ def faulty(self, inputs, **options):
         raise ZeroDivisionError("planted bug")
     return run(self, inputs, **options)
 
+async def index(self):
+    raise DecodingFailed("a planted failure of a route") from OSError("planted cause")
+
+async def listing(self):
+    raise ZeroDivisionError("planted bug")
+
 engine.OnnxEngine.run = faulty
+models.Models.index = index
+routes.Routes.list_models = listing
 sys.exit(main([]))
 """
 
@@ -373,6 +381,32 @@ def test_failure_has_an_error_line_with_cause_and_id_before_its_own(
         expected["rows"],
         expected["tokens"],
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "cause"),
+    [
+        ("POST", "/v2/repository/index", "OSError: planted cause"),
+        ("GET", "/v1/models", "ZeroDivisionError: planted bug"),
+    ],
+)
+def test_failure_of_a_route_without_tensors_has_an_error_line(
+    faulty: Server, method: str, path: str, cause: str
+) -> None:
+    """One that Headwise raised itself, and one that nobody thought of."""
+    request_id = f"failure-{time.monotonic_ns()}"
+
+    answer = faulty.client.request(
+        method, faulty.url + path, json={}, headers={"X-Request-ID": request_id}
+    )
+
+    faulty.wait_for_log(f'"message":"request".*{request_id}')
+    lines = [orjson.loads(line) for line in faulty.log().splitlines()]
+    error, line = [line for line in lines if line.get("request_id") == request_id]
+    assert answer.status_code == line["status"] == 500
+    assert (error["message"], error["cause"]) == ("a request failed", cause)
+    assert answer.json()["code"] == line["code"] == "internal"
+    assert "planted bug" not in answer.text
 
 
 # The end, and a standard error that is not well

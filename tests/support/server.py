@@ -91,7 +91,7 @@ class Server:
         and waits for its line.  The log's level must be info or debug.
         """
         marker = f"marker-{time.monotonic_ns()}"
-        self.client.get(self.url + "/v1/models", headers={"X-Request-ID": marker})
+        self.client.get(self.url + "/v2", headers={"X-Request-ID": marker})
         self.wait_for_log(marker)
         return self.log()
 
