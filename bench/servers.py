@@ -5,16 +5,20 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from service.cpu import cpu_budget
+from service.settings import PREFIX
 
 ROOT = Path(__file__).parent.parent
 HOST = "127.0.0.1"
 _LIMIT_S = 60
+_LOGS = ROOT / ".bench"
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,20 @@ class Peer:
 def headwise(
     repository: Path, *, argv: Sequence[str] = ("-m", "service"), **settings: object
 ) -> Iterator[Peer]:
-    """Give a running Headwise, or what else `argv` tells the interpreter; settings bare."""
+    """
+    Give a running Headwise, or what else `argv` tells the interpreter; settings bare.
+
+    All other settings are the defaults, so that it logs each request: to a file, as a
+    container's log goes to one, which is gone when left.
+    """
     port = free_port()
-    chosen = {"repository": repository, "port": port, "log_level": "warning", "grace_s": 0}
-    named = {f"HEADWISE_{key.upper()}": str(value) for key, value in (chosen | settings).items()}
-    with _started("headwise", port, argv, ready="/v2/health/ready", **named) as peer:
+    chosen = {"repository": repository, "port": port, "grace_s": 0}
+    named = {f"{PREFIX}{key.upper()}": str(value) for key, value in (chosen | settings).items()}
+    _LOGS.mkdir(exist_ok=True)
+    with (
+        tempfile.TemporaryFile(dir=_LOGS) as log,
+        _started("headwise", port, argv, ready="/v2/health/ready", environ=named, log=log) as peer,
+    ):
         yield peer
 
 
@@ -53,7 +66,7 @@ def plain(repository: Path) -> Iterator[Peer]:
         "PEER_SPINNING": "0",
     }
     argv = ["-m", "bench.peers.serving.plain_app", str(port)]
-    with _started("plain", port, argv, **told) as peer:
+    with _started("plain", port, argv, environ=told) as peer:
         yield peer
 
 
@@ -73,13 +86,18 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def _started(
-    name: str, port: int, argv: Sequence[str], *, ready: str | None = None, **environ: str
+    name: str,
+    port: int,
+    argv: Sequence[str],
+    *,
+    ready: str | None = None,
+    environ: Mapping[str, str] | None = None,
+    log: IO[bytes] | int = subprocess.DEVNULL,
 ) -> Iterator[Peer]:
+    """Give a started server; of this process's environment it has all but Headwise's settings."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     process = subprocess.Popen(
-        [sys.executable, *argv],
-        cwd=ROOT,
-        env={**os.environ, **environ},
-        stderr=subprocess.DEVNULL,
+        [sys.executable, *argv], cwd=ROOT, env=inherited | dict(environ or {}), stderr=log
     )
     try:
         _wait(process, port, ready)
