@@ -20,8 +20,8 @@ from typing import Final
 FLUSH_S: Final = 0.1
 """How long a line may wait for others before it is written; SIGKILL loses no older one."""
 
-FLUSH_BYTES: Final = 64 * 1024
-"""How much may wait: a pipe takes as much at once on Linux."""
+FLUSH_BYTES: Final = 256 * 1024
+"""How much may wait: each write takes the interpreter from the event loop for a moment."""
 
 MAX_BYTES: Final = 4 * 2**20
 """

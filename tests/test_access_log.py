@@ -28,8 +28,8 @@ from service.access_log import AccessLog
 from service.log_writer import LogWriter
 from service.logs import Log
 from service.request_record import RequestRecord
-from tests.layers import Layers
-from tests.server import ROOT, Server, until
+from tests.support.layers import Layers
+from tests.support.server import ROOT, Server, until
 from tests.test_logs import TIME
 
 FIELDS = [

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.log_writer import LogWriter
-from tests.server import ROOT
+from tests.support.server import ROOT
 
 LIMIT_S = 60
 """After this a test fails; nothing here takes as long."""
