@@ -8,6 +8,8 @@ goes straight into the queue, and its answer straight to the socket.  Whatever e
 and whatever is wrong with it, goes the full way, which tells: see `inference`.
 """
 
+import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ from service.journal import (
     stages_of,
     timing,
 )
-from service.keys import Keys
+from service.keys import Keys, without_keys
 from service.life import Life
 from service.models import Model, Models
 from service.openapi import INFER, INFER_VERSION
@@ -44,13 +46,19 @@ from service.request_record import RequestRecord
 from service.settings import Settings
 from service.shapes import Limits, Tensors, answer_bytes, to_call, unchecked_call
 from service.statistics import ModelStatistics, Statistics
+from service.tracing import CONTEXT_HEADERS
 from service.unsent import UnsentAnswers
 from service.workers import JSON_PER_RAW_BYTE, Size
 
+_START: Final = b"POST /v2/models/"
+"""How the head of every call that may be taken begins."""
 _HEAD_BYTES: Final = 8 * 1024
 """Of a head that is remembered."""
 _HEADS: Final = 256
 """How many are; a client's heads differ in the body's length at most."""
+
+_SALT_BYTES: Final = 64
+"""One block of SHA-256, which then is hashed only once."""
 
 _JSON: Final = (b"content-type", json_codec.MEDIA_TYPE.encode())
 _BINARY: Final = (b"content-type", oip_request.BINARY_MEDIA_TYPE.encode())
@@ -73,7 +81,11 @@ class Connection(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Route:
-    """What a head says of its call, as far as it is the same each time."""
+    """
+    What a head says of its call, as far as it is the same each time.
+
+    It holds neither the head nor the key in it.
+    """
 
     path: str
     """That of the documentation."""
@@ -85,8 +97,9 @@ class _Route:
     json_bytes: int
     timeout_s: float | None
     request_id: str | None
-    headers: Headers
-    named: dict[str, str]
+    key_digest: bytes
+    """The SHA-256 of the key that it shows; empty where none is needed."""
+    trace_context: dict[str, str]
     passed: tuple[oip_request.InferRequest, LayerConfig] | None = None
     """What the last call said beside its numbers, and for which layer its shapes were right."""
 
@@ -113,13 +126,16 @@ class Express:
         self._journal = journal
         self._statistics = statistics
         self._unsent = unsent
-        self._routes: dict[bytes, _Route | None] = {}
+        self._routes: dict[bytes, _Route] = {}
+        """By the digest of the head: a head holds a key."""
+        # Salted: the digests in a memory dump confirm no guess at a head.
+        self._salted = hashlib.sha256(secrets.token_bytes(_SALT_BYTES))
 
     def lacks(self, data: bytes) -> int:
         """Return how many bytes are missing of a request that may be taken once it is whole."""
         end = data.find(END) + len(END)
-        route = self._route(data[:end]) if len(END) <= end <= _HEAD_BYTES else None
-        return 0 if route is None else max(0, end + route.body_bytes - len(data))
+        found = self._route(data, end)
+        return 0 if found is None else max(0, end + found[0].body_bytes - len(data))
 
     def take(self, data: bytes, connection: Connection) -> "Ride | None":
         """
@@ -129,20 +145,21 @@ class Express:
         request that is not taken.
         """
         end = data.find(END) + len(END)
-        if not len(END) <= end <= _HEAD_BYTES or self._life.phase != "serving":
+        found = self._route(data, end) if self._life.phase == "serving" else None
+        if found is None or len(data) != end + found[0].body_bytes:
             return None
-        route = self._route(data[:end])
-        if route is None or len(data) != end + route.body_bytes:
-            return None
+        route, key = found
         started = time.monotonic()
         try:
-            key = None if self._keys is None else self._keys.name_of(route.headers)
             model = self._models.ready(self._models.get(route.plain_name, route.version))
             body = memoryview(data)[end:]
             asked = oip_request.outline(body, route.json_bytes, route.with_weights, route.timeout_s)
             if asked.slots:
                 return None
             arrays = oip_request.arrays_of(asked, body[route.json_bytes :])
+            if self._keys is not None:
+                # A view would keep all of `data`, and the key in it, while the call waits.
+                arrays = {name: a if a.base is None else a.copy() for name, a in arrays.items()}
             call = self._call(route, asked, Tensors(**arrays), model.layer)
             if call is None:
                 return None
@@ -178,15 +195,31 @@ class Express:
         ride.counted.failed(time.monotonic() - ride.record.started)
         self._end(ride, CLIENT_LEFT, None, 0)
 
-    def _route(self, head: bytes) -> _Route | None:
-        """Return what the head says; None = it is not of the usual kind."""
+    def _route(self, data: bytes, end: int) -> tuple[_Route, str | None] | None:
+        """
+        Return what the head says that ends there, and the name of its key, if one is needed.
+
+        None = it is not of the usual kind, or shows no valid key; it is not remembered then.
+        The key is checked each time: it may have been withdrawn.
+        """
+        if not (len(END) <= end <= _HEAD_BYTES and data.startswith(_START)):
+            return None
+        salted = self._salted.copy()
+        salted.update(memoryview(data)[:end])
+        digest = salted.digest()
+        remembered = self._routes.get(digest)
         try:
-            return self._routes[head]
-        except KeyError:
+            route = self._read(data[:end]) if remembered is None else remembered
+            if route is None:
+                return None
+            key = None if self._keys is None else self._keys.name_of_digest(route.key_digest)
+        except HeadwiseError:
+            return None
+        if remembered is None:
             if len(self._routes) >= _HEADS:
                 self._routes.clear()
-            route = self._routes[head] = self._read(head)
-            return route
+            self._routes[digest] = route
+        return route, key
 
     def _call(
         self, route: _Route, asked: oip_request.InferRequest, tensors: Tensors, layer: LayerConfig
@@ -207,26 +240,29 @@ class Express:
         return call
 
     def _read(self, content: bytes) -> _Route | None:
+        """
+        Return what the head says; None = it is not of the usual kind.
+
+        Raises:
+            HeadwiseError: it shows no key where one is needed, or is wrong.
+        """
         head = plain_head(content)
         target = None if head is None else oip_request.infer_target(head.path)
         if head is None or target is None or head.method != "POST":
             return None
-        named = by_name(head.headers)
+        key_digest = b"" if self._keys is None else self._keys.digest_of(head.headers)
+        named = by_name(without_keys(head.headers))
         settings, accepts = self._settings, named.get("accept-encoding", "")
-        try:
-            timeout_s = from_query([], named).get("timeout_s")
-            json_bytes = oip_request.json_size(
-                named.get(oip_request.HEADER_LENGTH), head.body_bytes
-            )
-            is_compressed = encoding_of(named.get("content-encoding", "")) is not None
-            is_compressed |= settings.compress_answers and accepted(accepts) is not None
-        except HeadwiseError:
-            return None
+        timeout_s = from_query([], named).get("timeout_s")
+        json_bytes = oip_request.json_size(named.get(oip_request.HEADER_LENGTH), head.body_bytes)
+        is_compressed = encoding_of(named.get("content-encoding", "")) is not None
+        is_compressed |= settings.compress_answers and accepted(accepts) is not None
         is_small = Size(json_bytes, head.body_bytes - json_bytes).is_small
         if is_compressed or not is_small or head.body_bytes > settings.max_body_bytes:
             return None
         name, version = target
         plain_name, with_weights = oip_request.split_model_name(name)
+        self._models.get(plain_name, version)
         return _Route(
             path=INFER if version is None else INFER_VERSION,
             name=name,
@@ -236,9 +272,9 @@ class Express:
             body_bytes=head.body_bytes,
             json_bytes=json_bytes,
             timeout_s=timeout_s if isinstance(timeout_s, float) else None,
-            request_id=own_request_id(dict(head.headers)),
-            headers=head.headers,
-            named=named,
+            request_id=own_request_id(headers),
+            key_digest=key_digest,
+            trace_context={name: named[name] for name in CONTEXT_HEADERS if name in named},
         )
 
     def _arrive(self, ride: "Ride", outcome: Answer | Exception) -> None:
@@ -278,7 +314,7 @@ class Express:
 
         def note(delivery: Delivery) -> None:
             if self._end_sent(ride, 200, None, length, delivery):
-                self._journal.call(model.name, answer, stages, route.named, ride.counted)
+                self._journal.call(model.name, answer, stages, route.trace_context, ride.counted)
             else:
                 ride.counted.failed(time.monotonic() - ride.record.started)
 

@@ -1,10 +1,12 @@
 """
 The keys that callers show, read from a file that may change while the server runs.
 
-A key is kept as its SHA-256 only: what is in memory, or in a dump of it, opens
-nothing.  Keys are long and random, so a slow hash would protect nothing more.
+Only a key's SHA-256 is kept.  The file is read into a buffer that is overwritten as soon
+as it has been parsed, and parsing copies no key out of it.  Keys are long and random, so
+a slow hash would protect nothing more.
 """
 
+import contextlib
 import hashlib
 import hmac
 import logging
@@ -32,6 +34,12 @@ _NAME: Final = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _KEY: Final = re.compile(rb"[A-Za-z0-9._~+/-]+=*")
 """What RFC 6750 lets stand after `Bearer`."""
 
+_LINE: Final = re.compile(rb"([^\r\n]*)(?:\r\n|\r|\n|\Z)")
+_STRIPPED: Final = re.compile(rb"\S(?:.*\S)?", re.DOTALL)
+_COLON: Final = re.compile(rb":")
+
+_BEARER: Final = b"authorization"
+_HEADER: Final = b"x-api-key"
 _EXPECTED: Final = "expected one in the header Authorization (as Bearer KEY) or X-API-Key"
 
 
@@ -59,27 +67,44 @@ class Keys:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reading = threading.Lock()
-        content = _content(path)
-        self._keys = _parsed(path, content)
-        self._seen = hashlib.sha256(content).digest()
+        self._buffer = bytearray(MAX_FILE_BYTES + 1)
+        with _content(path, self._buffer) as content:
+            self._keys = _parsed(path, content)
+            self._seen = hashlib.sha256(content).digest()
         self._problem: str | None = None
 
     def name_of(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """
         Return whose key a request's headers hold.
 
+        Raises:
+            Unauthorized: see `digest_of` and `name_of_digest`.
+        """
+        return self.name_of_digest(self.digest_of(headers))
+
+    def digest_of(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """
+        Return the SHA-256 of the key in a request's headers, whether it is valid or not.
+
         The same key may be there more than once, and an `Authorization` of another
         scheme than Bearer beside it.
 
         Raises:
-            Unauthorized: there is no key, no valid one, or more than one.
+            Unauthorized: there is no key, or more than one.
         """
-        shown = set(_shown(headers))
-        if len(shown) != 1:
-            raise Unauthorized(f"key: {_EXPECTED}, got {'several' if shown else 'none'}")
-        [key] = shown
+        keys = set(_shown(headers))
+        if len(keys) != 1:
+            raise Unauthorized(f"key: {_EXPECTED}, got {'several' if keys else 'none'}")
         # What is longer is no key, and need not be hashed.
-        digest = hashlib.sha256(key[: MAX_LENGTH + 1]).digest()
+        return hashlib.sha256(keys.pop()[: MAX_LENGTH + 1]).digest()
+
+    def name_of_digest(self, digest: bytes) -> str:
+        """
+        Return whose key has this SHA-256; the time that takes tells nothing about the keys.
+
+        Raises:
+            Unauthorized: no key that is valid now has it.
+        """
         found = None
         for known in self._keys:
             if hmac.compare_digest(known.digest, digest):
@@ -99,11 +124,11 @@ class Keys:
         """
         with self._reading:
             try:
-                content = _content(self._path)
-                seen = hashlib.sha256(content).digest()
-                if seen == self._seen and self._problem is None and not retry:
-                    return
-                keys = _parsed(self._path, content)
+                with _content(self._path, self._buffer) as content:
+                    seen = hashlib.sha256(content).digest()
+                    if seen == self._seen and self._problem is None and not retry:
+                        return
+                    keys = _parsed(self._path, content)
             except SettingsInvalid as error:
                 if str(error) != self._problem or retry:
                     self._problem = str(error)
@@ -113,31 +138,48 @@ class Keys:
             event("keys reloaded", keys=len(keys))
 
 
+def without_keys(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return a request's headers without those in which a key, valid or not, may stand."""
+    return [header for header in headers if header[0] not in (_BEARER, _HEADER)]
+
+
 def _shown(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
     """Give every key that the headers hold, whatever it is worth."""
     for name, value in headers:
-        if name == b"x-api-key":
+        if name == _HEADER:
             yield value.strip()
-        elif name == b"authorization":
+        elif name == _BEARER:
             scheme, _, key = value.strip().partition(b" ")
             if scheme.lower() == b"bearer":
                 yield key.strip()
 
 
-def _content(path: Path) -> bytes:
-    """Return what the file holds."""
+@contextlib.contextmanager
+def _content(path: Path, buffer: bytearray) -> Iterator[memoryview]:
+    """
+    Give what the file holds, which lies in the buffer and is overwritten afterwards.
+
+    Raises:
+        SettingsInvalid: the file cannot be read, is no plain file or is too long.
+    """
+    view, size = memoryview(buffer), 0
     try:
-        with open(path, "rb", opener=_open) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise SettingsInvalid(f"api_keys_file: {path}: expected a plain file")
-            content = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise SettingsInvalid(f"api_keys_file: {path}: {error.strerror}") from error
-    if len(content) > MAX_FILE_BYTES:
-        raise SettingsInvalid(
-            f"api_keys_file: {path}: expected at most {MAX_FILE_BYTES} bytes, got more"
-        )
-    return content
+        try:
+            # Unbuffered: a buffer of Python's own would keep a copy.
+            with open(path, "rb", buffering=0, opener=_open) as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise SettingsInvalid(f"api_keys_file: {path}: expected a plain file")
+                while count := file.readinto(view[size:]):
+                    size += count
+        except OSError as error:
+            raise SettingsInvalid(f"api_keys_file: {path}: {error.strerror}") from error
+        if size > MAX_FILE_BYTES:
+            raise SettingsInvalid(
+                f"api_keys_file: {path}: expected at most {MAX_FILE_BYTES} bytes, got more"
+            )
+        yield view[:size]
+    finally:
+        view[:size] = bytes(size)
 
 
 def _open(path: str, flags: int) -> int:
@@ -145,21 +187,24 @@ def _open(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _parsed(path: Path, content: bytes) -> tuple[_Key, ...]:
-    """Return the keys in the file's content."""
+def _parsed(path: Path, content: memoryview) -> tuple[_Key, ...]:
+    """Return the keys in the file's content, of which nothing but the names is copied."""
     keys: dict[bytes, _Key] = {}
-    for number, raw in enumerate(content.splitlines(), start=1):
-        line = raw.strip()
-        if not line or line.startswith(b"#"):
+    for number, line in enumerate(_LINE.finditer(content), start=1):
+        stripped = _STRIPPED.search(content, *line.span(1))
+        if stripped is None or content[stripped.start()] == ord("#"):
             continue
-        name, colon, key = line.partition(b":")
-        problem = _problem_of(name, key) if colon else "expected name:key"
+        text = content[slice(*stripped.span())]
+        colon = _COLON.search(text)
+        end = len(text) if colon is None else colon.start()
+        name, key = text[:end], text[end + 1 :]
+        problem = "expected name:key" if colon is None else _problem_of(name, key)
         digest = hashlib.sha256(key).digest()
         if problem is None and digest in keys:
             problem = "expected a key of its own, got that of an earlier line"
         if problem is not None:
             raise SettingsInvalid(f"api_keys_file: {path} line {number}: {problem}")
-        keys[digest] = _Key(name.decode(), digest)
+        keys[digest] = _Key(bytes(name).decode(), digest)
     if not 1 <= len(keys) <= MAX_KEYS:
         raise SettingsInvalid(
             f"api_keys_file: {path}: expected 1 to {MAX_KEYS} keys, got {len(keys)}"
@@ -167,7 +212,7 @@ def _parsed(path: Path, content: bytes) -> tuple[_Key, ...]:
     return tuple(keys.values())
 
 
-def _problem_of(name: bytes, key: bytes) -> str | None:
+def _problem_of(name: memoryview, key: memoryview) -> str | None:
     """Say what is wrong with a line, or None; what stands in it is a secret."""
     if not _NAME.fullmatch(name):
         return "before the colon, expected 1 to 64 letters, digits, dots, underscores or hyphens"

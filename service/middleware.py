@@ -21,7 +21,7 @@ from service.journal import (
     own_request_id,
     timing,
 )
-from service.keys import Keys
+from service.keys import Keys, without_keys
 from service.life import Life
 from service.problems import CLOSE, CODE_HEADER, to_response
 from service.request_record import RECORD, RequestRecord
@@ -125,8 +125,7 @@ class RequestFrame:
             ClientDisconnect: the caller has left, or was cut off.
         """
         try:
-            if self._keys is not None and scope["path"] not in self._open_paths:
-                record.key = self._keys.name_of(scope["headers"])
+            record.key = self._name_of_key(scope)
             await self._app(scope, receive, send)
         except Unauthorized as error:
             await to_response(error)(scope, receive, send)
@@ -136,6 +135,19 @@ class RequestFrame:
             record.failure = error
             if record.status is None:
                 await to_response(Failed(INTERNAL))(scope, receive, send)
+
+    def _name_of_key(self, scope: Scope) -> str | None:
+        """
+        Return whose key the request shows, None where it needs none; its headers hold none then.
+
+        Raises:
+            Unauthorized: it needs one and shows no valid one.
+        """
+        headers = scope["headers"]
+        scope["headers"] = without_keys(headers)
+        if self._keys is None or scope["path"] in self._open_paths:
+            return None
+        return self._keys.name_of(headers)
 
     def _record(self, record: RequestRecord, scope: Scope) -> None:
         if record.status is None:

@@ -39,6 +39,7 @@ from service.head import check_head
 from service.logs import event
 from service.pieces import Chunk
 from service.problems import CLOSE, answer_of
+from service.receiving import joined
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of a request head, or of what follows a body's last chunk, when it does not come in one read."""
@@ -116,7 +117,7 @@ class HttpConnection(HttpToolsProtocol):
 
         self._running: RequestResponseCycle | None = None  # the request that ASGI answers, or did
         self._pending: Any = None  # the call that the fast path answers
-        self._early = b""  # received while a call is pending
+        self._early: list[bytes] = []  # received while a call is pending
         self._held: list[bytes] = []  # the beginning of a request for the fast path
         self._missing = 0  # bytes of the request that is held
         self._patience: asyncio.TimerHandle | None = None
@@ -145,6 +146,9 @@ class HttpConnection(HttpToolsProtocol):
             self._fast_path.leave(call)
         for notify in list(self.on_left):
             notify()
+        self._forget_head()
+        self.pipeline.clear()
+        self.cycle = None  # type: ignore[assignment]
 
     def resume_writing(self) -> None:
         """Go on writing: the system has taken all that was buffered."""
@@ -162,7 +166,7 @@ class HttpConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Offer the bytes to the fast path where a request may begin, else parse them."""
         if self._pending is not None:
-            self._early += data
+            self._early.append(data)
             self.flow.pause_reading()
         elif self._input_ended or self._gathering.is_closed:
             return  # over TLS, bytes may come after the closing
@@ -226,7 +230,7 @@ class HttpConnection(HttpToolsProtocol):
             self._patience.cancel()
             self._patience = None
         held, self._held = self._held, []
-        return b"".join(held)
+        return joined(held)
 
     def _let_go(self) -> None:
         """Parse what is held: the ASGI path waits for the rest of a request as long as it takes."""
@@ -247,9 +251,9 @@ class HttpConnection(HttpToolsProtocol):
         if self.timeout_keep_alive_task is None:
             self._check_idle_in(self.timeout_keep_alive)
         if self._early:
-            early, self._early = self._early, b""
+            early, self._early = self._early, []
             self.flow.resume_reading()
-            self.data_received(early)
+            self.data_received(joined(early))
         if self._has_eof and self._pending is None:
             self._end_at_eof()
 
@@ -329,10 +333,18 @@ class HttpConnection(HttpToolsProtocol):
             return
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
         super().on_headers_complete()
-        self.headers = []  # a trailer's fields are no header fields
+        self._forget_head()
         self._receiving = _Receiving.BODY
         self._loose_bytes = 0
         self._stop_timer()
+
+    def _forget_head(self) -> None:
+        """
+        Leave the request head to its cycle.
+
+        An idle connection must hold no key, and a trailer's fields are no header fields.
+        """
+        self.scope, self.headers, self.url = {}, [], b""  # type: ignore[typeddict-item]
 
     def on_body(self, body: bytes) -> None:
         """Part of the body."""
@@ -382,6 +394,8 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the next request, or wait for it, or end."""
         self._rests_since = self.loop.time()
+        if self._running is not None:
+            self._running.scope = {}  # type: ignore[typeddict-item]  # an idle connection holds no key
         super().on_response_complete()
         if self._is_answering:
             return

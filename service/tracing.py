@@ -7,17 +7,24 @@ spans go is OpenTelemetry's own business: `OTEL_EXPORTER_OTLP_ENDPOINT` and its 
 
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from service import __version__
 from service.errors import SettingsInvalid
+
+CONTEXT_HEADERS: Final = ("traceparent", "tracestate")
+"""All that a span takes from its request: https://www.w3.org/TR/trace-context."""
 
 
 class Tracing(Protocol):
     """Where answered calls are told."""
 
     def call(self, model: str, stages: Mapping[str, float], headers: Mapping[str, str]) -> None:
-        """Tell one call: its stages in seconds, `total` among them, and its request's headers."""
+        """
+        Tell one call: its stages in seconds, `total` among them.
+
+        Of the request's headers, those of the trace's context suffice.
+        """
         ...
 
     def close(self) -> None:
