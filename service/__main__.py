@@ -22,6 +22,7 @@ from service.batches import BatchLimits
 from service.cpu import CpuBudget, cpu_budget
 from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
+from service.express import Express
 from service.heap import keep_blocks
 from service.keys import Keys
 from service.life import Life
@@ -29,6 +30,7 @@ from service.logs import Log, configure, event
 from service.metrics import Metrics
 from service.models import Models, loader
 from service.protocol import HttpConnection
+from service.receiving import receiving
 from service.schedule import QueueLimits
 from service.settings import Settings
 from service.tls import tls_context
@@ -109,12 +111,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                http=partial(  # type: ignore[arg-type]  # it is called like the class
-                    HttpConnection,
-                    fast_path=express if settings.fast_path == "auto" else None,
-                    head_timeout_s=settings.head_timeout_s,
-                    answer_timeout_s=settings.answer_timeout_s,
-                ),
+                http=_connections(settings, express, keys),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="on",
                 timeout_keep_alive=settings.keep_alive_s,
@@ -181,6 +178,20 @@ class _Server(uvicorn.Server):
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _connections(
+    settings: Settings, fast_path: Express, keys: Keys | None
+) -> Callable[..., asyncio.BaseProtocol]:
+    """Return what makes a connection's protocol; uvicorn only calls it."""
+    made = partial(
+        HttpConnection,
+        fast_path=fast_path if settings.fast_path == "auto" else None,
+        head_timeout_s=settings.head_timeout_s,
+        answer_timeout_s=settings.answer_timeout_s,
+    )
+    # Without keys, nothing that is received needs to be overwritten.
+    return made if keys is None else receiving(made)
 
 
 def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:

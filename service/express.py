@@ -209,7 +209,7 @@ class Express:
         digest = salted.digest()
         remembered = self._routes.get(digest)
         try:
-            route = self._read(data[:end]) if remembered is None else remembered
+            route = self._read(memoryview(data)[:end]) if remembered is None else remembered
             if route is None:
                 return None
             key = None if self._keys is None else self._keys.name_of_digest(route.key_digest)
@@ -239,7 +239,7 @@ class Express:
             route.passed = asked, layer
         return call
 
-    def _read(self, content: bytes) -> _Route | None:
+    def _read(self, content: memoryview) -> _Route | None:
         """
         Return what the head says; None = it is not of the usual kind.
 
@@ -251,7 +251,8 @@ class Express:
         if head is None or target is None or head.method != "POST":
             return None
         key_digest = b"" if self._keys is None else self._keys.digest_of(head.headers)
-        named = by_name(without_keys(head.headers))
+        headers = without_keys(head.headers)
+        named = by_name(headers)
         settings, accepts = self._settings, named.get("accept-encoding", "")
         timeout_s = from_query([], named).get("timeout_s")
         json_bytes = oip_request.json_size(named.get(oip_request.HEADER_LENGTH), head.body_bytes)
@@ -272,7 +273,7 @@ class Express:
             body_bytes=head.body_bytes,
             json_bytes=json_bytes,
             timeout_s=timeout_s if isinstance(timeout_s, float) else None,
-            request_id=own_request_id(headers),
+            request_id=own_request_id(dict(headers)),
             key_digest=key_digest,
             trace_context={name: named[name] for name in CONTEXT_HEADERS if name in named},
         )

@@ -72,7 +72,7 @@ def by_name(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
     return named
 
 
-def plain_head(content: bytes) -> Head | None:
+def plain_head(content: bytes | memoryview) -> Head | None:
     """
     Return what a head says if it is that of a plain request.
 

@@ -10,6 +10,9 @@ from service.settings import Settings
 _MAX_PASSWORD_BYTES: Final = 1024
 """OpenSSL reads no longer one."""
 
+_CLEANSE_PLAINTEXT: Final = 0x2
+"""SSL_OP_CLEANSE_PLAINTEXT, which `ssl` does not name: OpenSSL keeps no copy of a request."""
+
 _MISMATCHES: Final = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
 
 
@@ -32,6 +35,7 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= _CLEANSE_PLAINTEXT
     _check_certificates("tls_cert_file", cert)
     _load(context, cert, settings.tls_key_file, settings.tls_key_password_file)
     if settings.tls_client_ca_file is not None:
