@@ -295,6 +295,90 @@ def test_many_heads_are_forgotten_again(repository: Path) -> None:
     assert asyncio.run(scenario()) <= 256
 
 
+def test_withdrawn_key_is_refused_although_its_head_is_remembered(
+    repository: Path, tmp_path: Path
+) -> None:
+    """Remembering what a head says never stands for checking its key."""
+    path, key = tmp_path / "keys", "k" * 40
+    path.write_text(f"someone:{key}\nother:{'o' * 40}\n")
+    data = request(f"X-API-Key: {key}")
+
+    async def scenario() -> list[bool]:
+        keys = Keys(path)
+        made = house(repository, keys=keys)
+        taken = [made.express.take(data, Caller()) is not None for _ in range(2)]
+        for content in (f"other:{'o' * 40}\n", f"renamed:{key}\n"):
+            path.write_text(content)
+            keys.refresh(retry=False)
+            taken.append(made.express.take(data, Caller()) is not None)
+            taken.append(made.express.lacks(data[:-1]) == 1)
+        await made.models.close()
+        return taken
+
+    assert asyncio.run(scenario()) == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["X-API-Key: " + "n" * 40, "Authorization: Bearer " + "n" * 40, "X-Other: n"],
+    ids=["wrong", "wrong bearer", "none"],
+)
+def test_head_without_a_valid_key_is_neither_remembered_nor_waited_for(
+    repository: Path, tmp_path: Path, header: str
+) -> None:
+    """A stranger can neither fill the memory of heads nor empty it."""
+    path = tmp_path / "keys"
+    path.write_text("someone:" + "k" * 40 + "\n")
+
+    async def scenario() -> None:
+        made = house(repository, keys=Keys(path))
+        assert made.express.take(request(header), Caller()) is None
+        assert made.express.lacks(request(header)[:-1]) == 0
+        await made.models.close()
+        assert not made.express._routes
+
+    asyncio.run(scenario())
+
+
+def test_head_that_is_remembered_is_not_kept(repository: Path, tmp_path: Path) -> None:
+    """Only digests of it and of its key, and what the call needs."""
+    path, key = tmp_path / "keys", "k" * 40
+    path.write_text(f"someone:{key}\n")
+    trace = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    data = request(f"X-API-Key: {key}", f"traceparent: {trace}", "X-Other: unneeded")
+
+    async def scenario() -> dict[bytes, Any]:
+        made = house(repository, keys=Keys(path))
+        assert made.express.take(data, Caller()) is not None
+        assert (
+            made.express.take(request(f"X-API-Key: {key}", path="/v2/models/x/infer"), Caller())
+            is None
+        )
+        await made.models.close()
+        return dict(made.express._routes)
+
+    [(digest, route)] = asyncio.run(scenario()).items()
+    assert len(digest) == 32
+    assert key not in repr(route)
+    assert "unneeded" not in repr(route)
+    assert route.trace_context == {"traceparent": trace}
+
+
+def test_waiting_call_does_not_hold_what_was_received(repository: Path) -> None:
+    """Its tensors are copies, however they lie: the head before them holds a key."""
+
+    async def scenario() -> None:
+        made = house(repository)
+        for padding in range(4):
+            data = bytearray(request(f"X-Padding: {'x' * padding}"))
+            waiting = made.express.take(data, Caller())  # type: ignore[arg-type]
+            assert waiting is not None
+            data.clear()  # refused for as long as there is a view of it
+        await made.models.close()
+
+    asyncio.run(scenario())
+
+
 def test_deadline_that_passes_is_told(repository: Path) -> None:
     """As on the full way: 504 and the code."""
     answers = outcome(repository, request("X-Request-Timeout-S: 0.000000001"))
