@@ -148,7 +148,9 @@ async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> N
         loaded = [f"{model.name}/{model.version}" for model in models]
         event("loaded", models=loaded, seconds=round(time.monotonic() - started, 3))
         await asyncio.to_thread(models.warm_up)
-    # What is here now stays: the collector need not look at it again and again.
+    # What is here now stays: the collector need not look at it again and again.  What is
+    # garbage now, such as that of refused requests, would stay, too.
+    gc.collect()
     gc.freeze()
     if models.problem is None:
         event("ready", seconds=round(time.monotonic() - started, 3))
