@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from service.errors import SettingsInvalid
 from service.keys import Keys
 from service.receiving import Received, joined
-from tests.layers import Layers
-from tests.server import Server, until
+from tests.support.layers import Layers
+from tests.support.server import Server, until
 from tests.test_express import request as infer_request
 from tests.test_tls import Files, tls_server, trusting
 from tests.test_tracing import Collector, collector, needs_otel

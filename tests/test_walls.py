@@ -41,7 +41,7 @@ ROWS = [
     },
     {"simdjson_reader", "options", "oip_inputs"},
     {"log_settings"},
-    {"json_codec", "safetensors_codec", "oip_request", "gathering", "compression"},
+    {"json_codec", "safetensors_codec", "oip_request", "gathering", "receiving", "compression"},
     {"oip_response"},
     {"problems", "exchange"},
     {"schemas"},
