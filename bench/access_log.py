@@ -25,10 +25,10 @@ from bench import wrk
 from bench.many_callers import REPOSITORY, infer_request, publish
 from bench.results import Sample, Work, ratios, results_of, spread
 from bench.servers import HOST, Peer, headwise
-from service.access_log import AccessLog
-from service.heap import keep_blocks
+from service.host.malloc import keep_blocks
 from service.logs import configure
-from service.request_record import RequestRecord
+from service.telemetry.access_log import AccessLog
+from service.telemetry.request_record import RequestRecord
 
 BENCH: Final = "access_log"
 DEFAULT: Final = "default"

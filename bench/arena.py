@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from service.heap import give_back, keep_blocks
+from service.host.malloc import give_back, keep_blocks
 
 ROOT = Path(__file__).parent.parent
 GRAPH = ROOT / "artifacts" / "mha" / "1" / "layer.onnx"

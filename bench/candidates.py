@@ -15,11 +15,11 @@ import numpy as np
 import onnxruntime
 
 from bench.turns import Array, Prepare, Run, embeddings_of, once
-from service.artifact import read_graph
-from service.calls import Inputs
 from service.contract import LayerConfig
-from service.engine import OnnxEngine
-from service.heap import keep_blocks
+from service.host.malloc import keep_blocks
+from service.inference.artifact import read_graph
+from service.inference.calls import Inputs
+from service.inference.engine import OnnxEngine
 
 PEAK_SIZES: Final = (1024, 2048, 2048)
 

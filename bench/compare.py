@@ -37,7 +37,7 @@ from bench.servers import HOST, echo, headwise
 from bench.shared_request import shared_request
 from bench.tables import markdown
 from bench.turns import Candidate, embeddings_of
-from service.cpu import cpu_budget
+from service.host.cpu import cpu_budget
 
 BENCH: Final = "compare"
 ECHO: Final = "echo"

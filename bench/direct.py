@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from service import batcher
 from service.__main__ import main
-from service.calls import Answer, Call, Run, Stages
+from service.inference import batcher
+from service.inference.calls import Answer, Call, Run, Stages
 
 
 class Direct(batcher.Batcher):

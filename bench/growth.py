@@ -29,12 +29,12 @@ from bench.many_callers import GRAPH, publish
 from bench.results import Results, Sample, Work, results_of, spread
 from bench.servers import headwise
 from bench.turns import Candidate, embeddings_of, once
-from service.artifact import read_graph
-from service.calls import Inputs
 from service.contract import GRAPH_FILE, MANIFEST_FILE, LayerConfig
-from service.cpu import cpu_budget
-from service.engine import OnnxEngine
-from service.heap import keep_blocks
+from service.host.cpu import cpu_budget
+from service.host.malloc import keep_blocks
+from service.inference.artifact import read_graph
+from service.inference.calls import Inputs
+from service.inference.engine import OnnxEngine
 
 US: Final = "headwise"
 CONFIG: Final = LayerConfig(768, 12)

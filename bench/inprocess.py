@@ -29,8 +29,8 @@ from bench.many_callers import GRAPH, publish
 from bench.results import US, Results, Sample, Work, ratios, results_of, spread
 from bench.turns import Array, Candidate, Failed, Prepare, embeddings_of
 from service.contract import LayerConfig
-from service.cpu import cpu_budget
-from service.parity import relative_error
+from service.host.cpu import cpu_budget
+from service.inference.parity import relative_error
 
 BENCH: Final = "inprocess"
 PEAK: Final = "matrix product"

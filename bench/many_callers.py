@@ -27,16 +27,16 @@ from loadtest.drive import closed_load, open_load
 from loadtest.endpoint import Endpoint, request_bytes
 from loadtest.plan import Plan
 from loadtest.records import FAILURES, GOOD, Records
-from service.artifact import read_graph
-from service.batches import (
+from service.contract import LayerConfig
+from service.inference.artifact import read_graph
+from service.inference.batches import (
     Batch,
     BatchLimits,
     slices_of,
     stacked_inputs,
 )
-from service.calls import Call, Inputs
-from service.contract import LayerConfig
-from service.engine import OnnxEngine
+from service.inference.calls import Call, Inputs
+from service.inference.engine import OnnxEngine
 from service.settings import Settings
 
 REPOSITORY = ROOT / "artifacts"

@@ -23,8 +23,8 @@ from typing import ClassVar, Final, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from service import __version__
-from service.cpu import cpu_budget
-from service.memory import memory_limit
+from service.host.cpu import cpu_budget
+from service.host.memory_limit import memory_limit
 
 ROOT = Path(__file__).parent.parent
 US: Final = "headwise"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from service.cpu import cpu_budget
+from service.host.cpu import cpu_budget
 from service.settings import PREFIX
 
 ROOT = Path(__file__).parent.parent

@@ -31,14 +31,14 @@ from bench.many_callers import (
 from bench.servers import HOST, Peer, echo, headwise, plain
 from bench.shared_request import shared_request
 from loadtest.endpoint import request_bytes
-from service import json_codec
-from service.artifact import read_graph
-from service.calls import Answer, Inputs, Stages
+from service.codecs import attention_json
+from service.codecs.chunks import gathered
 from service.contract import LayerConfig
-from service.engine import OnnxEngine
-from service.heap import keep_blocks
-from service.pieces import gathered
-from service.shapes import Limits
+from service.host.malloc import keep_blocks
+from service.inference.artifact import read_graph
+from service.inference.calls import Answer, Inputs, Stages
+from service.inference.engine import OnnxEngine
+from service.inference.validation import Limits
 
 SHAPES = ((1, 1), (1, 8), (1, 32), (1, 128))
 
@@ -105,7 +105,7 @@ def codec() -> None:
     output = random.standard_normal((1, 128, WIDTH)).astype(np.float32)
     answer = Answer(output, weights, None, None, Stages(0, 0, 0))
     ours, theirs = _in_turn(
-        lambda: deque(gathered(json_codec.encode("mha", 1, answer, single=False)), maxlen=0),
+        lambda: deque(gathered(attention_json.encode("mha", 1, answer, single=False)), maxlen=0),
         lambda: orjson.dumps(
             {"model": "mha", "version": 1, "output": output, "attention_weights": weights},
             option=orjson.OPT_SERIALIZE_NUMPY,
@@ -118,7 +118,7 @@ def codec() -> None:
     body = _attention_body(8, 128)
     limits = Limits(256, 4096, 131_072, 2**29)
     ours, theirs = _in_turn(
-        lambda: json_codec.decode(body, {}, limits),
+        lambda: attention_json.decode(body, {}, limits),
         lambda: np.array(orjson.loads(body)["embeddings"], np.float32),
     )
     print(

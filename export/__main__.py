@@ -162,7 +162,7 @@ def _parse_verify(argv: list[str]) -> argparse.Namespace:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from service.artifact import published_versions
+    from service.inference.artifact import published_versions
 
     if args.if_missing and published_versions(args.repository, args.name):
         _out.print(f"{args.name} is published already; nothing to do")

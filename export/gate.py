@@ -18,10 +18,10 @@ import torch
 
 from export.formula import Formula
 from export.sources import Source
-from service.calls import Bools, Floats, Inputs
 from service.contract import FP32_TOLERANCE, ParityRow
-from service.engine import Engine
-from service.parity import absolute_error, relative_error
+from service.inference.calls import Bools, Floats, Inputs
+from service.inference.engine import Engine
+from service.inference.parity import absolute_error, relative_error
 
 BATCHES = (1, 3)
 LENGTHS = (1, 2, 7, 128, 512)

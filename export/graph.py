@@ -27,7 +27,6 @@ from onnxscript import opset23, script, values
 from torch import Tensor, nn
 
 from export.attention import MultiHeadAttention
-from service.artifact import Graph
 from service.contract import (
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
@@ -40,6 +39,7 @@ from service.contract import (
     LayerConfig,
     graph_inputs,
 )
+from service.inference.artifact import Graph
 
 OPSET = 23
 """The first with the `Attention` operator."""

@@ -21,14 +21,6 @@ from safetensors.numpy import save_file
 from export.gate import Cell, GateFailed, Report, pass_gate
 from export.graph import read_state, write_graph
 from export.sources import Source, SourceInvalid, from_state
-from service.artifact import (
-    Artifact,
-    Graph,
-    published_versions,
-    read_artifact,
-    read_graph,
-)
-from service.calls import Inputs
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -45,9 +37,17 @@ from service.contract import (
     Manifest,
     is_valid_version,
 )
-from service.engine import OnnxEngine
 from service.errors import ArtifactUnreadable
-from service.parity import absolute_error, relative_error
+from service.inference.artifact import (
+    Artifact,
+    Graph,
+    published_versions,
+    read_artifact,
+    read_graph,
+)
+from service.inference.calls import Inputs
+from service.inference.engine import OnnxEngine
+from service.inference.parity import absolute_error, relative_error
 
 _GOLDEN_SEED = 20260102
 

@@ -1,12 +1,12 @@
 """Whether an answer is the expected one: outputs by their own size, weights absolute."""
 
 from loadtest.oip import Arrays
-from service.parity import is_close
+from service.inference.parity import is_close
 
 
 def agree(found: Arrays, expected: Arrays) -> bool:
     """
-    Return whether all tensors are there, and agree by the rule of `service.parity`.
+    Return whether all tensors are there, and agree by the rule of `service.inference.parity`.
 
     |found - expected| <= 1e-5 * max(1, max|expected|); for `attention_weights`, 1e-5.
     Where one is not finite, the other is the same.

@@ -10,11 +10,11 @@ from pathlib import Path
 from loadtest.errors import UsageWrong
 from loadtest.oip import Arrays
 from loadtest.work import Tensors, Work
-from service.artifact import find_artifacts, read_artifact
-from service.calls import Inputs
 from service.contract import EMBEDDINGS, MEMORY
-from service.engine import OnnxEngine
 from service.errors import StartRefused
+from service.inference.artifact import find_artifacts, read_artifact
+from service.inference.calls import Inputs
+from service.inference.engine import OnnxEngine
 
 
 def of_artifact(

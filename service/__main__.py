@@ -15,26 +15,26 @@ from functools import partial
 import uvicorn
 
 from service import __version__
-from service.access_log import AccessLog
+from service.api.api_keys import Keys
+from service.api.fast_path import Express
 from service.app import create_app
-from service.batcher import Batcher
-from service.batches import BatchLimits
-from service.cpu import CpuBudget, cpu_budget
-from service.engine import Engine
 from service.errors import SettingsInvalid, StartRefused
-from service.express import Express
-from service.heap import keep_blocks
-from service.keys import Keys
-from service.life import Life
+from service.host.cpu import CpuBudget, cpu_budget
+from service.host.malloc import keep_blocks
+from service.inference.batcher import Batcher
+from service.inference.batches import BatchLimits
+from service.inference.engine import Engine
+from service.inference.lifecycle import Life
+from service.inference.models import Models, loader
+from service.inference.schedule import QueueLimits
 from service.logs import Log, configure, event
-from service.metrics import Metrics
-from service.models import Models, loader
-from service.protocol import HttpConnection
-from service.receiving import receiving
-from service.schedule import QueueLimits
 from service.settings import Settings
-from service.tls import tls_context
-from service.tracing import NoTracing, OpenTelemetry, Tracing
+from service.telemetry.access_log import AccessLog
+from service.telemetry.metrics import Metrics
+from service.telemetry.tracing import NoTracing, OpenTelemetry, Tracing
+from service.transport.connection import HttpConnection
+from service.transport.receiving import receiving
+from service.transport.tls import tls_context
 
 _CONNECTION_END_S = 5
 """Time for the last answers to leave their sockets once every call is answered."""

@@ -17,35 +17,35 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from service import __version__
-from service.access_log import AccessLog
-from service.errors import HeadwiseError, StartRefused
-from service.express import Express
-from service.heap import give_back
-from service.inference import Inference
-from service.journal import Journal
-from service.keys import Keys
-from service.life import Life
-from service.logs import event
-from service.metrics import Metrics
-from service.middleware import HEALTH, METRICS, RequestFrame
-from service.models import Models
-from service.openapi import inference_paths, with_keys
-from service.problems import (
+from service.api.api_keys import Keys
+from service.api.error_handlers import (
     answer_failure,
     answer_http_exception,
     answer_problem,
     answer_validation_error,
 )
-from service.protocol_routes import ProtocolRoutes
-from service.routes import Routes
+from service.api.fast_path import Express
+from service.api.infer import Inference
+from service.api.middleware import HEALTH, METRICS, RequestFrame
+from service.api.oip_routes import ProtocolRoutes
+from service.api.openapi import inference_paths, with_keys
+from service.api.routes import Routes
+from service.api.shared_memory_routes import SharedMemoryRoutes
+from service.api.unsent_answers import UnsentAnswers
+from service.codecs.offload import UnawaitedThreads, Workers
+from service.codecs.shared_memory import SharedMemory
+from service.errors import HeadwiseError, StartRefused
+from service.host.malloc import give_back
+from service.inference.lifecycle import Life
+from service.inference.models import Models
+from service.inference.validation import Limits
+from service.logs import event
 from service.settings import Settings
-from service.shapes import Limits
-from service.shared_memory import SharedMemory
-from service.shared_memory_routes import SharedMemoryRoutes
-from service.statistics import Statistics
-from service.tracing import Tracing
-from service.unsent import UnsentAnswers
-from service.workers import UnawaitedThreads, Workers
+from service.telemetry.access_log import AccessLog
+from service.telemetry.metrics import Metrics
+from service.telemetry.recorder import Journal
+from service.telemetry.statistics import Statistics
+from service.telemetry.tracing import Tracing
 
 _WATCH_S = 1.0
 """How often the file of keys is read again: a key that is taken out is of no use after that."""

@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from service.access_log import AccessLog
 from service.log_writer import LogWriter
 from service.logs import Log
-from service.request_record import RequestRecord
+from service.telemetry.access_log import AccessLog
+from service.telemetry.request_record import RequestRecord
 from tests.support.layers import Layers
 from tests.support.server import ROOT, Server, until
 from tests.test_logs import TIME
@@ -313,7 +313,8 @@ def test_probe_has_a_line_at_debug_only(layers: Layers) -> None:
 
 FAULTY = """
 import sys
-from service import engine, models, routes
+from service.inference import engine, models
+from service.api import routes
 from service.__main__ import main
 from service.errors import DecodingFailed, InferenceFailed
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batches import Batch, BatchLimits, slices_of
-from service.calls import Call, Inputs
 from service.errors import Draining, QueueFull
-from service.schedule import Admission, QueueLimits, Throughput
+from service.inference.batches import Batch, BatchLimits, slices_of
+from service.inference.calls import Call, Inputs
+from service.inference.schedule import Admission, QueueLimits, Throughput
 
 LIMITS = BatchLimits(10**9, 10**9, 0.999)
 

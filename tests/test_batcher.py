@@ -6,12 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from service.batcher import Batcher
-from service.batches import BatchLimits
-from service.calls import Answer, Call, Inputs
-from service.engine import Engine
 from service.errors import DeadlineExceeded, Draining, InferenceFailed, QueueFull
-from service.schedule import QueueLimits
+from service.inference.batcher import Batcher
+from service.inference.batches import BatchLimits
+from service.inference.calls import Answer, Call, Inputs
+from service.inference.engine import Engine
+from service.inference.schedule import QueueLimits
 from tests.support.doubles import HeldEngine, PromptEngine, RecordingObserver
 
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.artifact import read_graph
-from service.batches import Batch, BatchLimits, outputs_of, slices_of, stacked_inputs
-from service.calls import Call, Inputs, Outputs
-from service.engine import OnnxEngine
+from service.inference.artifact import read_graph
+from service.inference.batches import Batch, BatchLimits, outputs_of, slices_of, stacked_inputs
+from service.inference.calls import Call, Inputs, Outputs
+from service.inference.engine import OnnxEngine
 from tests.support.layers import CONFIGS, Layers
 
 TOLERANCE = 1e-5

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from safetensors.numpy import load, save
 from starlette.requests import ClientDisconnect, Request
 
-from service import control
-from service.compression import MAX_MEMBERS, accepted, compress, decompress
+from service.codecs.compression import MAX_MEMBERS, accepted, compress, decompress
+from service.codecs.offload import Workers
 from service.errors import Draining, InvalidInput, TooLarge
-from service.exchange import CONNECTION
 from service.settings import Settings
-from service.workers import Workers
+from service.transport import control
+from service.transport.exchange import CONNECTION
 from tests.support.layers import Layers
 from tests.support.server import Server
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cpu import cpu_budget, cpu_quota
+from service.host.cpu import cpu_budget, cpu_quota
 
 AFFINITY = len(os.sched_getaffinity(0))
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.cuda import check_cuda
 from service.errors import ProviderUnavailable
+from service.inference.cuda import check_cuda
 
 NO_DEVICE = 100
 """The driver's CUDA_ERROR_NO_DEVICE."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.datatypes import DTYPES, INTEGERS, NUMBERS, from_bytes, to_floats
+from service.codecs.datatypes import DTYPES, INTEGERS, NUMBERS, from_bytes, to_floats
 from service.errors import InvalidInput
 
 CODES = {

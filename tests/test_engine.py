@@ -8,11 +8,11 @@ import onnxruntime
 import pytest
 
 from export.formula import Formula
-from service.artifact import Graph, read_graph
-from service.calls import Inputs, Outputs
 from service.contract import GraphTensor, LayerConfig, graph_inputs
-from service.engine import OnnxEngine, check_signature, full_mask
 from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
+from service.inference.artifact import Graph, read_graph
+from service.inference.calls import Inputs, Outputs
+from service.inference.engine import OnnxEngine, check_signature, full_mask
 from tests.support.layers import CONFIGS, Layers
 
 TOLERANCE = 1e-5

@@ -30,11 +30,11 @@ from export.gate import (
 from export.graph import write_graph
 from export.publish import publish
 from export.sources import Source, from_state, random_layer
-from service.artifact import Graph, read_graph
-from service.calls import Inputs, Outputs
 from service.contract import GraphTensor, LayerConfig, graph_inputs, graph_outputs
-from service.engine import Engine, OnnxEngine, Provider, Stop
 from service.errors import ArtifactUnreadable, InferenceFailed
+from service.inference.artifact import Graph, read_graph
+from service.inference.calls import Inputs, Outputs
+from service.inference.engine import Engine, OnnxEngine, Provider, Stop
 from tests.support.doubles import FaultyEngine
 
 SEED = 2

@@ -19,12 +19,12 @@ from export.attention import MultiHeadAttention
 from export.gate import formula_of
 from export.graph import LONG, OPSET, read_state, write_graph
 from export.sources import Source, random_layer
-from service.artifact import read_graph
-from service.calls import Inputs
 from service.contract import WEIGHTS_FILE, LayerConfig, graph_inputs, graph_outputs
-from service.engine import Engine, OnnxEngine
 from service.errors import ArtifactUnreadable
-from service.parity import relative_error
+from service.inference.artifact import read_graph
+from service.inference.calls import Inputs
+from service.inference.engine import Engine, OnnxEngine
+from service.inference.parity import relative_error
 
 SEED = 3
 """Any: the graph does not depend on the weights."""

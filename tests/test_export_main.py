@@ -19,7 +19,7 @@ from torch import nn
 from export.__main__ import main
 from export.sources import random_layer
 from service import __version__
-from service.artifact import read_artifact
+from service.inference.artifact import read_artifact
 from tests.support.layers import Layers
 from tests.support.server import ROOT, until
 

@@ -26,14 +26,14 @@ from export.attention import MultiHeadAttention
 from export.gate import Cell, GateFailed, ValuesDiffer, grid
 from export.publish import PublishRefused, make_visible, publish, verify
 from export.sources import Source, from_state, random_layer
-from service.artifact import (
+from service.contract import graph_inputs, graph_outputs
+from service.errors import ArtifactUnreadable
+from service.inference.artifact import (
     Artifact,
     find_artifacts,
     published_versions,
     read_artifact,
 )
-from service.contract import graph_inputs, graph_outputs
-from service.errors import ArtifactUnreadable
 from tests.support.layers import CONFIGS, Layers, sha256_of
 
 SEED = 8

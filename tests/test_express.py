@@ -18,25 +18,25 @@ import numpy as np
 import orjson
 import pytest
 
-from service.access_log import AccessLog
-from service.batcher import Batcher, QueuedCall
-from service.batches import BatchLimits
-from service.calls import Answer, Call
-from service.engine import Engine
-from service.express import Express, Headers, Ride
-from service.gathering import Delivery
-from service.journal import Journal
-from service.keys import Keys
-from service.life import Life
-from service.metrics import Metrics
-from service.models import Models, loader
-from service.pieces import Chunk
-from service.schedule import QueueLimits
+from service.api.api_keys import Keys
+from service.api.fast_path import Express, Headers, Ride
+from service.api.unsent_answers import UnsentAnswers
+from service.codecs.chunks import Chunk
+from service.inference.batcher import Batcher, QueuedCall
+from service.inference.batches import BatchLimits
+from service.inference.calls import Answer, Call
+from service.inference.engine import Engine
+from service.inference.lifecycle import Life
+from service.inference.models import Models, loader
+from service.inference.schedule import QueueLimits
+from service.inference.validation import Limits
 from service.settings import Settings
-from service.shapes import Limits
-from service.statistics import Statistics
-from service.tracing import NoTracing
-from service.unsent import UnsentAnswers
+from service.telemetry.access_log import AccessLog
+from service.telemetry.metrics import Metrics
+from service.telemetry.recorder import Journal
+from service.telemetry.statistics import Statistics
+from service.telemetry.tracing import NoTracing
+from service.transport.coalescing import Delivery
 from tests.support.doubles import no_log
 from tests.support.layers import Layers
 from tests.support.server import Server, until

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.protocol import MAX_HEAD_BYTES
+from service.transport.connection import MAX_HEAD_BYTES
 from tests.support.layers import Layers
 from tests.support.server import Server
 from tests.support.wire import App, Piece, answers_in

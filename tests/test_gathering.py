@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.gathering import Delivery, Gathering
+from service.transport.coalescing import Delivery, Gathering
 
 LOOKS = 4
 """A connection is looked at so often within its time limit."""

@@ -3,7 +3,7 @@
 import pytest
 
 from service.errors import InvalidInput
-from service.head import by_name, check_head, plain_head
+from service.transport.request_head import by_name, check_head, plain_head
 
 PLAIN = b"POST /v2/models/mha/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\nX-One: 1\r\n\r\n"
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from service.heap import give_back, keep_blocks
+from service.host.malloc import give_back, keep_blocks
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.checks import kind_of
+from service.codecs.checks import kind_of
+from service.codecs.json_reader import MAX_RANK, ExactReader, Nested, Reader
+from service.codecs.simdjson_reader import Irregular, SimdjsonReader, read
 from service.errors import InvalidInput
-from service.json_reader import MAX_RANK, ExactReader, Nested, Reader
-from service.simdjson_reader import Irregular, SimdjsonReader, read
 
 
 def floats_of(reader: Reader) -> Nested:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.api.api_keys import Keys
 from service.errors import SettingsInvalid
-from service.keys import Keys
-from service.receiving import Received, joined
+from service.transport.receiving import Received, joined
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 from tests.test_express import request as infer_request

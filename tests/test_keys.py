@@ -19,9 +19,9 @@ import httpx
 import orjson
 import pytest
 
+from service.api.api_keys import MAX_FILE_BYTES, MAX_KEYS, Keys
 from service.errors import SettingsInvalid, Unauthorized
-from service.keys import MAX_FILE_BYTES, MAX_KEYS, Keys
-from service.protocol import MAX_HEAD_BYTES
+from service.transport.connection import MAX_HEAD_BYTES
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 from tests.test_main import serve

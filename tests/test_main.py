@@ -418,11 +418,11 @@ def ended_by_sigterm(repository: Path, patch: str, sign: str) -> tuple[int, str]
 def test_sigterm_ends_a_server_that_loads_for_ever(layers: Layers) -> None:
     """What happens in a library and can't be interrupted is left behind."""
     patch = (
-        "import service.engine\n"
+        "import service.inference.engine\n"
         "def hang(*_, **__):\n"
         "    print('loading', file=sys.stderr, flush=True)\n"
         "    time.sleep(3600)\n"
-        "service.engine.OnnxEngine.__init__ = hang"
+        "service.inference.engine.OnnxEngine.__init__ = hang"
     )
 
     code, log = ended_by_sigterm(layers.repository, patch, "loading")

@@ -22,7 +22,7 @@ ALLOWED_MB = 16
 
 LEAK = """
 import sys
-from service import engine
+from service.inference import engine
 from service.__main__ import main
 
 kept, run = [], engine.OnnxEngine.run

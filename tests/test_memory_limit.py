@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.memory import memory_limit
+from service.host.memory_limit import memory_limit
 
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 GIB = 2**30

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from service.calls import Run
-from service.memory import memory_limit
-from service.metrics import Metrics
+from service.host.memory_limit import memory_limit
+from service.inference.calls import Run
+from service.telemetry.metrics import Metrics
 
 
 def run(tokens: int, padded_tokens: int) -> Run:

@@ -27,8 +27,8 @@ from safetensors.numpy import load_file
 from export.graph import read_state
 from export.publish import publish
 from export.sources import from_hf
-from service.artifact import Artifact, read_artifact
 from service.contract import WEIGHTS_FILE
+from service.inference.artifact import Artifact, read_artifact
 from tests.support.calls import (
     Array,
     Case,

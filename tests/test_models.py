@@ -11,11 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.batcher import Batcher
-from service.batches import BatchLimits
-from service.calls import Call, Floats, Inputs, Outputs
 from service.contract import LayerConfig
-from service.engine import Engine, Provider, Stop
 from service.errors import (
     ArtifactUnreadable,
     InferenceFailed,
@@ -24,9 +20,13 @@ from service.errors import (
     ProviderUnavailable,
     UnknownModel,
 )
-from service.metrics import Metrics
-from service.models import Model, Models, loader
-from service.schedule import QueueLimits
+from service.inference.batcher import Batcher
+from service.inference.batches import BatchLimits
+from service.inference.calls import Call, Floats, Inputs, Outputs
+from service.inference.engine import Engine, Provider, Stop
+from service.inference.models import Model, Models, loader
+from service.inference.schedule import QueueLimits
+from service.telemetry.metrics import Metrics
 from tests.support.layers import Layers
 from tests.support.server import until
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.calls import Answer, Options, Stages
+from service.codecs.offload import JSON_PER_RAW_BYTE, Size
+from service.codecs.oip_request import InferRequest, decode
+from service.codecs.oip_response import sizes
 from service.errors import InvalidInput
-from service.oip_request import InferRequest, decode
-from service.oip_response import sizes
-from service.workers import JSON_PER_RAW_BYTE, Size
+from service.inference.calls import Answer, Options, Stages
 from tests.support.calls import check_close, expected, infer_body, random_case
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import Server

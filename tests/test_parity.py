@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from service.parity import absolute_error, is_close, relative_error
+from service.inference.parity import absolute_error, is_close, relative_error
 
 Floats = npt.NDArray[np.float64]
 

@@ -12,9 +12,9 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from service.artifact import read_artifact
-from service.engine import OnnxEngine
 from service.errors import ArtifactUnreadable
+from service.inference.artifact import read_artifact
+from service.inference.engine import OnnxEngine
 from tests.support.layers import CONFIGS, Layers, sha256_of
 from tests.support.server import ROOT, Server
 from tests.test_main import serve

@@ -8,15 +8,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.requests import Request
 
 from service import errors
-from service.errors import HeadwiseError, InvalidInput, NotNow, QueueFull, TooLarge
-from service.problems import (
-    STATUSES,
+from service.api.error_handlers import (
     answer_http_exception,
     answer_problem,
     answer_validation_error,
-    status_of,
     to_response,
 )
+from service.errors import HeadwiseError, InvalidInput, NotNow, QueueFull, TooLarge
+from service.transport.problems import STATUSES, status_of
 
 
 def kinds() -> list[type[HeadwiseError]]:

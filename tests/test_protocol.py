@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from service.protocol import HttpConnection
+from service.transport.connection import HttpConnection
 from tests.support.wire import MemoryTransport
 
 METHODS: dict[type, dict[str, list[str]]] = {

@@ -18,9 +18,9 @@ import orjson
 import pytest
 
 from service import __version__
+from service.api.log_settings import changed, described
 from service.errors import NotReady
-from service.log_settings import changed, described
-from service.models import Models
+from service.inference.models import Models
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import Server, until
 from tests.test_reload import publish

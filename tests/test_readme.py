@@ -167,7 +167,7 @@ def test_readme_settings_table_is_complete_and_true() -> None:
 
 def test_readme_errors_table_has_every_code_with_its_status() -> None:
     """One row an error that a caller can meet, and no other."""
-    from service.problems import STATUSES
+    from service.transport.problems import STATUSES
 
     def pairs(kind: type[HeadwiseError]) -> tuple[str, str]:
         return str(STATUSES[kind]), f"`{kind.code}`"

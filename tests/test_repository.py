@@ -16,8 +16,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from service.errors import ArtifactUnreadable
-from service.models import Model, Models
-from service.repository import Repository, Unservable, candidates
+from service.inference.models import Model, Models
+from service.inference.repository import Repository, Unservable, candidates
 
 WHOLE = b"0123456789"
 FILES = ("manifest", "weights")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.batches import RUN_OVERHEAD_TOKENS, Batch, BatchLimits, Slice, slices_of
-from service.calls import Call, Inputs
-from service.schedule import MAX_RUNS_PASSED, MIN_SHARE, Schedule, ScheduledRun
+from service.inference.batches import RUN_OVERHEAD_TOKENS, Batch, BatchLimits, Slice, slices_of
+from service.inference.calls import Call, Inputs
+from service.inference.schedule import MAX_RUNS_PASSED, MIN_SHARE, Schedule, ScheduledRun
 
 NO_LIMITS = BatchLimits(10**9, 10**9, 0.999)
 ONE_ROW = BatchLimits(1, 1, 0.0)

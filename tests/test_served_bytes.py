@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from service.artifact import Artifact, Graph, read_artifact
-from service.calls import Inputs
 from service.contract import ARTIFACT_FILES, MANIFEST_FILE, LayerConfig
-from service.engine import OnnxEngine
 from service.errors import ArtifactUnreadable
+from service.inference.artifact import Artifact, Graph, read_artifact
+from service.inference.calls import Inputs
+from service.inference.engine import OnnxEngine
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import Server
 

@@ -18,8 +18,8 @@ import orjson
 import pytest
 from httpx import Response
 
+from service.codecs.shared_memory import DIRECTORY, MAX_REGIONS, SharedMemory, Slot
 from service.errors import Disabled, InvalidInput, NotFound
-from service.shared_memory import DIRECTORY, MAX_REGIONS, SharedMemory, Slot
 from tests.support.layers import Layers
 from tests.support.server import Server
 

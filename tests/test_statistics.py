@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.batcher import Batcher
-from service.batches import BatchLimits
-from service.calls import Call, Inputs, Run, Stages
 from service.errors import InferenceFailed
-from service.schedule import QueueLimits
-from service.statistics import ModelStatistics, Statistics
+from service.inference.batcher import Batcher
+from service.inference.batches import BatchLimits
+from service.inference.calls import Call, Inputs, Run, Stages
+from service.inference.schedule import QueueLimits
+from service.telemetry.statistics import ModelStatistics, Statistics
 from tests.support.doubles import HeldEngine, RecordingObserver
 
 ZERO = {"count": 0, "ns": 0}

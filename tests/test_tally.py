@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from service.tally import Distribution
+from service.telemetry.histogram import Distribution
 
 
 def test_distribution_counts_what_numpy_counts() -> None:

@@ -24,7 +24,7 @@ from safetensors.numpy import load, save
 
 from service.errors import SettingsInvalid
 from service.settings import Settings
-from service.tls import tls_context
+from service.transport.tls import tls_context
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 from tests.test_main import metric, serve

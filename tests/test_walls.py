@@ -1,158 +1,211 @@
-"""The walls between the parts: who may import whom."""
+"""The walls between the parts: which package imports which, and which library."""
 
 import ast
 import sys
+from dataclasses import dataclass
+from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
-ROWS = [
-    {"errors", "contract", "cgroup", "log_writer", "request_record"},
-    {"checks"},
-    {
-        "settings",
-        "logs",
-        "cpu",
-        "cuda",
-        "artifact",
-        "life",
-        "head",
-        "calls",
-        "heap",
-        "memory",
-        "tracing",
-        "tally",
-        "parity",
-    },
-    {"access_log", "engine", "batches", "metrics", "statistics", "keys", "tls"},
-    {"schedule"},
-    {"batcher", "repository", "unsent"},
-    {
-        "journal",
-        "models",
-        "json_reader",
-        "shapes",
-        "pieces",
-        "workers",
-        "datatypes",
-        "shared_memory",
-    },
-    {"simdjson_reader", "options", "oip_inputs"},
-    {"log_settings"},
-    {"json_codec", "safetensors_codec", "oip_request", "gathering", "receiving", "compression"},
-    {"oip_response"},
-    {"problems", "exchange"},
-    {"schemas"},
-    {"middleware", "openapi", "control"},
-    {"express"},
-    {"protocol", "routes", "protocol_routes", "shared_memory_routes", "inference"},
-    {"app"},
-    {"__main__", "probe"},
+
+@dataclass(frozen=True)
+class Room:
+    """One package, or the files of `service/` that stand below or above its packages."""
+
+    name: str
+    libraries: frozenset[str] = frozenset()
+    """The packages beside the standard library that it may import."""
+    modules: frozenset[str] | None = None
+    """The only modules of other rooms that it may import; None = all of the rooms before it."""
+
+
+def room(name: str, *libraries: str, modules: "set[str] | None" = None) -> Room:
+    """Return a room by the names of what it may import."""
+    return Room(name, frozenset(libraries), None if modules is None else frozenset(modules))
+
+
+ROOMS = [
+    room("service", "orjson", "pydantic"),
+    room("service.host"),
+    room("service.inference", "numpy", "onnxruntime", "pydantic", "safetensors"),
+    room("service.codecs", "numpy", "orjson", "safetensors", "simdjson"),
+    room("service.telemetry", "opentelemetry", "prometheus_client"),
+    room("service.transport", "httptools", "orjson", "starlette", "uvicorn"),
+    room("service.api", "fastapi", "orjson", "starlette"),
+    room("service.__main__", "fastapi", "starlette", "uvicorn"),
+    room(
+        "export",
+        *("numpy", "onnx", "onnxscript", "rich", "safetensors", "torch"),
+        # Artifacts are proven by the engine that serves them.
+        modules={
+            "service",
+            "service.contract",
+            "service.errors",
+            "service.inference.artifact",
+            "service.inference.calls",
+            "service.inference.engine",
+            "service.inference.parity",
+        },
+    ),
+    room(
+        "loadtest",
+        *("hdrh", "httptools", "numpy", "orjson", "pydantic", "rich", "safetensors", "uvloop"),
+        # A client like any other, but for `--repository`: see ORACLE.
+        modules={"service.inference.parity"},
+    ),
 ]
-"""A file of `service` imports only from rows above its own."""
+"""
+From the ground up.  `bench/` and `tests/`, which stand on all of them, import what they like.
 
-EXPORT_MAY_SEE = {"contract", "artifact", "calls", "engine", "errors", "parity"}
-"""What of `service` the exporter is made of; it proves artifacts through the serving engine."""
+`service` is the ground of that package: the files that all others may import.  `service.__main__`
+stands for those that put the parts together.
+"""
 
-LOADTEST = sorted((ROOT / "loadtest").rglob("*.py"))
-LOADTEST_MAY_SEE = {
-    "answers": {"parity"},
-    "oracle": {"artifact", "calls", "contract", "engine", "errors"},
+ROOF = {"__main__", "app", "probe"}
+"""The files of `service/` that put the parts together."""
+
+ORACLE = "loadtest.oracle"
+ORACLE_MODULES = {
+    "service.contract",
+    "service.errors",
+    "service.inference.artifact",
+    "service.inference.calls",
+    "service.inference.engine",
 }
-"""What of `service` a file of the load tester may import; all others know it from outside."""
+"""What the one file of the load tester imports that runs an artifact itself."""
+
+NAMES = [room.name for room in ROOMS]
+FILES = sorted(
+    file
+    for package in ("service", "export", "loadtest")
+    for file in (ROOT / package).rglob("*.py")
+    if file.name != "__init__.py"
+)
 
 
-def imports_of(file: Path) -> set[str]:
+def module_of(file: Path) -> str:
+    """Return the dotted name of a file."""
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+
+
+MODULES = {module_of(file): file for file in FILES}
+
+
+def room_of(module: str) -> Room:
+    """Return the room that a module is in."""
+    parts = module.split(".")
+    if parts[0] == "service" and len(parts) == 2:
+        name = "service.__main__" if parts[1] in ROOF else "service"
+    else:
+        name = ".".join(parts[:2]) if parts[0] == "service" else parts[0]
+    return ROOMS[NAMES.index(name)]
+
+
+@cache
+def imports_of(file: Path) -> frozenset[str]:
     """Return the dotted names of all modules that a file imports, wherever in it."""
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: imports are absolute"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+            assert node.module is not None
+            found = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= found & MODULES.keys() or {node.module}
+    return frozenset(names)
 
 
-def parts_of(names: set[str], package: str) -> set[str]:
-    """Return which modules of a package those names lead into."""
-    modules = {file.stem for file in (ROOT / package).glob("*.py")}
-    heads = {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
-    return heads & modules - {"__init__"}
+def own_imports(file: Path) -> set[str]:
+    """Return which modules of ours a file imports."""
+    return {name for name in imports_of(file) if name.split(".")[0] in {"service", *NAMES}}
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "service").glob("*.py")), ids=lambda f: f.stem)
-def test_service_file_imports_only_from_rows_above(file: Path) -> None:
-    """No part knows what stands on top of it."""
-    if file.stem == "__init__":
-        assert not imports_of(file)
-        return
-    row = next(i for i, row in enumerate(ROWS) if file.stem in row)
-
-    above = set().union(*ROWS[:row])
-
-    assert parts_of(imports_of(file), "service") <= above
+def libraries_of(file: Path) -> set[str]:
+    """Return which packages a file imports that are neither ours nor the standard library's."""
+    tops = {name.split(".")[0] for name in imports_of(file) - own_imports(file)}
+    return tops - set(sys.stdlib_module_names)
 
 
-def test_every_service_file_has_a_row() -> None:
-    """The table is complete, and names nothing that is gone."""
-    files = {file.stem for file in (ROOT / "service").glob("*.py")} - {"__init__"}
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_file_imports_only_from_its_room_and_those_below(file: Path) -> None:
+    """No part knows what stands on top of it; exporter and load tester see a few modules."""
+    own = room_of(module_of(file))
+    others = {name for name in own_imports(file) if name != "service" and room_of(name) != own}
 
-    assert files == set().union(*ROWS)
+    if own.modules is None:
+        below = NAMES[: NAMES.index(own.name)]
+        assert {room_of(name).name for name in others} <= set(below)
+    else:
+        allowed = own.modules | (ORACLE_MODULES if module_of(file) == ORACLE else set())
+        assert others <= allowed
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "service").glob("*.py")), ids=lambda f: f.stem)
-def test_service_never_imports_torch_or_the_exporter(file: Path) -> None:
-    """The serving image holds neither."""
-    heads = {name.split(".")[0] for name in imports_of(file)}
-
-    assert not heads & {"torch", "onnx", "onnxscript", "export", "tests", "bench", "loadtest"}
+@pytest.mark.parametrize("file", FILES, ids=module_of)
+def test_file_imports_only_the_libraries_of_its_room(file: Path) -> None:
+    """No HTTP in inference, no framework in codecs, no torch where an artifact is served."""
+    assert libraries_of(file) <= room_of(module_of(file)).libraries
 
 
-def test_one_file_imports_onnxruntime() -> None:
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_room_is_allowed_no_library_that_it_does_not_need(room: Room) -> None:
+    """The list says what is true, and a library that is gone leaves it."""
+    files = [file for file in FILES if room_of(module_of(file)) == room]
+
+    used = set().union(*(libraries_of(file) for file in files))
+
+    assert files
+    assert used == room.libraries
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Every file can be read after those that it builds on."""
+    graph = {module: own_imports(file) - {"service"} for module, file in MODULES.items()}
+
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
+
+    assert set(MODULES) <= set(order)
+
+
+def test_one_file_of_the_service_imports_onnxruntime() -> None:
     """Whatever the runtime does is translated at one border."""
-    files = [*(ROOT / "service").glob("*.py"), *(ROOT / "export").glob("*.py")]
+    importers = [module for module, file in MODULES.items() if "onnxruntime" in libraries_of(file)]
 
-    importers = [f for f in files if any(n.startswith("onnxruntime") for n in imports_of(f))]
+    assert importers == ["service.inference.engine"]
 
-    assert importers == [ROOT / "service" / "engine.py"]
+
+def test_artifact_alone_reads_with_pydantic_and_safetensors_in_inference() -> None:
+    """Distrust of files has one place; everything behind it holds checked values."""
+    readers = {
+        module
+        for module, file in MODULES.items()
+        if room_of(module).name == "service.inference"
+        and libraries_of(file) & {"pydantic", "safetensors"}
+    }
+
+    assert readers == {"service.inference.artifact"}
 
 
 def test_schedule_imports_no_clock_thread_or_loop() -> None:
     """Time is an argument there, so that every order of events can be tested."""
-    heads = {name.split(".")[0] for name in imports_of(ROOT / "service" / "schedule.py")}
+    names = {name.split(".")[0] for name in imports_of(MODULES["service.inference.schedule"])}
 
-    assert not heads & {"asyncio", "concurrent", "threading", "time", "onnxruntime"}
-
-
-@pytest.mark.parametrize("file", sorted((ROOT / "export").glob("*.py")), ids=lambda f: f.stem)
-def test_exporter_sees_only_what_proves_an_artifact(file: Path) -> None:
-    """The exporter knows the contract and the engine, nothing of HTTP."""
-    assert parts_of(imports_of(file), "service") <= EXPORT_MAY_SEE
-
-
-@pytest.mark.parametrize("file", LOADTEST, ids=lambda f: f.stem)
-def test_load_tester_is_a_client_like_any_other(file: Path) -> None:
-    """It stands on its own: the laboratory may import it, never the reverse."""
-    names = imports_of(file)
-
-    assert not {name.split(".")[0] for name in names} & {"bench", "export", "tests", "torch"}
-    assert parts_of(names, "service") <= LOADTEST_MAY_SEE.get(file.stem, set())
+    assert not names & {"asyncio", "concurrent", "threading", "time"}
 
 
 def test_protocol_client_needs_numpy_and_orjson_alone() -> None:
     """It is shared by the load tester, the benchmarks and the tests."""
-    heads = {name.split(".")[0] for name in imports_of(ROOT / "loadtest" / "oip.py")}
-
-    assert heads - set(sys.stdlib_module_names) == {"numpy", "orjson"}
+    assert libraries_of(MODULES["loadtest.oip"]) == {"numpy", "orjson"}
+    assert not own_imports(MODULES["loadtest.oip"])
 
 
 def test_parity_rule_needs_numpy_alone() -> None:
-    """The load tester and the benchmarks share it with the service."""
-    names = imports_of(ROOT / "service" / "parity.py")
+    """Server, exporter, load tester and benchmarks share it."""
+    file = MODULES["service.inference.parity"]
 
-    outside = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names)
-    assert outside == {"numpy", "service"}
-    assert parts_of(names, "service") == {"contract"}
+    assert libraries_of(file) == {"numpy"}
+    assert own_imports(file) == {"service.contract"}

@@ -19,7 +19,7 @@ from bench.peers.errors import Unavailable
 from bench.peers.peer import WIDTH, Peer
 from bench.peers.tune import tune
 from service.contract import LayerConfig
-from service.cpu import cpu_budget
+from service.host.cpu import cpu_budget
 
 
 def main(argv: Sequence[str], peers: Mapping[str, Peer] = PEERS) -> int:

@@ -17,7 +17,7 @@ from loadtest.plan import Plan
 from loadtest.point import Point, measure
 from loadtest.target import Input, discover
 from loadtest.work import Format, Mask, Work, draw_tensors
-from service.shared_memory import DIRECTORY
+from service.codecs.shared_memory import DIRECTORY
 from tests.support.layers import Layers
 from tests.support.load_stub import Stub
 from tests.support.server import Server

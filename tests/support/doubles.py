@@ -8,10 +8,10 @@ from functools import cache
 
 import numpy as np
 
-from service.calls import Inputs, Outputs, Run
 from service.contract import LayerConfig
-from service.engine import Engine, Provider, Stop
 from service.errors import InferenceFailed
+from service.inference.calls import Inputs, Outputs, Run
+from service.inference.engine import Engine, Provider, Stop
 from service.log_writer import LogWriter
 from service.logs import Log
 

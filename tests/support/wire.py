@@ -13,18 +13,18 @@ from typing import Any, Self
 import uvicorn
 from uvicorn.server import ServerState
 
-from service.access_log import AccessLog
 from service.app import create_app
-from service.batcher import Batcher
-from service.batches import BatchLimits
-from service.engine import Engine
-from service.life import Life
-from service.metrics import Metrics
-from service.models import Models, loader
-from service.protocol import FastPath, HttpConnection
-from service.schedule import QueueLimits
+from service.inference.batcher import Batcher
+from service.inference.batches import BatchLimits
+from service.inference.engine import Engine
+from service.inference.lifecycle import Life
+from service.inference.models import Models, loader
+from service.inference.schedule import QueueLimits
 from service.settings import Settings
-from service.tracing import NoTracing
+from service.telemetry.access_log import AccessLog
+from service.telemetry.metrics import Metrics
+from service.telemetry.tracing import NoTracing
+from service.transport.connection import FastPath, HttpConnection
 from tests.support.doubles import no_log
 
 LIMIT_S = 60

@@ -1,0 +1,217 @@
+"""What OpenAPI says of each endpoint: its parameters, bodies, answers and errors."""
+
+from collections.abc import Collection
+from typing import Final
+
+from service.api.schemas import (
+    ATTENTION_ANSWER,
+    ATTENTION_REQUEST,
+    BOOLEAN,
+    ERROR,
+    INFER_ANSWER,
+    INFER_REQUEST,
+    Json,
+)
+from service.codecs import attention_safetensors, oip_request
+from service.contract import EMBEDDINGS
+from service.errors import (
+    DeadlineExceeded,
+    Disabled,
+    Draining,
+    HeadwiseError,
+    InferenceFailed,
+    InvalidInput,
+    NotAcceptable,
+    NotFound,
+    NotReady,
+    QueueFull,
+    TooLarge,
+    TooSlow,
+    Unauthorized,
+    UnknownModel,
+    UnsupportedMediaType,
+)
+from service.transport.problems import STATUSES
+
+ATTENTION: Final = "/v1/attention"
+
+INFER: Final = "/v2/models/{name}/infer"
+
+INFER_VERSION: Final = "/v2/models/{name}/versions/{version}/infer"
+
+_BYTES: Final[Json] = {"type": "string", "format": "binary"}
+
+_TIMEOUT: Final[Json] = {
+    "name": "X-Request-Timeout-S",
+    "in": "header",
+    "required": False,
+    "description": "the call's own time limit, in seconds",
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
+}
+
+OPTION_PARAMETERS: Final[list[Json]] = [
+    {
+        "name": name,
+        "in": "query",
+        "required": False,
+        "schema": schema,
+    }
+    for name, schema in (ATTENTION_REQUEST["properties"] | {"weights": BOOLEAN}).items()
+    if name in ("model", "weights", "causal", "timeout_s", "priority")
+] + [_TIMEOUT]
+
+NAME_PARAMETER: Final[Json] = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "description": "a model that is served",
+    "schema": {"type": "string", "default": "tiny"},
+}
+
+VERSION_PARAMETER: Final[Json] = {
+    "name": "version",
+    "in": "path",
+    "required": True,
+    "description": "the version that is served",
+    "schema": {"type": "string", "default": "1"},
+}
+
+REGION_PARAMETER: Final[Json] = {
+    "name": "region",
+    "in": "path",
+    "required": True,
+    "description": "a region of shared memory",
+    "schema": {"type": "string"},
+}
+
+INFER_PARAMETERS: Final[list[Json]] = [
+    NAME_PARAMETER,
+    {
+        "name": "Inference-Header-Content-Length",
+        "in": "header",
+        "required": False,
+        "description": "bytes of JSON before the binary tensors; absent = the body is all JSON",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    _TIMEOUT,
+]
+
+
+def inference_paths() -> Json:
+    """Return the paths of the calls with tensors, which are answered before FastAPI's routes."""
+    errors = (
+        InvalidInput,
+        UnknownModel,
+        TooSlow,
+        TooLarge,
+        UnsupportedMediaType,
+        QueueFull,
+        NotReady,
+        Draining,
+        DeadlineExceeded,
+        InferenceFailed,
+    )
+    attention = {
+        "summary": "Attend over a batch of embeddings",
+        "description": "The layer's output and, when asked, each head's attention weights, in the"
+        " format of the request unless `Accept` says otherwise. A query with nothing to attend"
+        " to gets zero weights and the output bias.",
+        "operationId": "attention",
+        "parameters": OPTION_PARAMETERS,
+        "requestBody": _body(
+            ATTENTION_REQUEST,
+            attention_safetensors.MEDIA_TYPE,
+            {"model": "tiny", "embeddings": [[1, 0, 0, 0, 0, 0, 0, 0]], "weights": True},
+        ),
+        "responses": responses(
+            ATTENTION_ANSWER, attention_safetensors.MEDIA_TYPE, *errors, NotAcceptable
+        ),
+    }
+    tensor = {
+        "name": EMBEDDINGS,
+        "shape": [1, 1, 8],
+        "datatype": "FP32",
+        "data": [1, 0, 0, 0, 0, 0, 0, 0],
+    }
+    infer = {
+        "summary": "Infer, as the Open Inference Protocol v2 says",
+        "description": "In JSON, binary tensors or both. `{name}` has the output alone;"
+        " `{name}-weights` also has the attention weights.",
+        "operationId": "infer",
+        "parameters": INFER_PARAMETERS,
+        "requestBody": _body(INFER_REQUEST, oip_request.BINARY_MEDIA_TYPE, {"inputs": [tensor]}),
+        "responses": responses(
+            INFER_ANSWER, oip_request.BINARY_MEDIA_TYPE, *errors, Disabled, NotFound
+        ),
+    }
+    infer_version = infer | {
+        "operationId": "infer_version",
+        "parameters": [VERSION_PARAMETER, *INFER_PARAMETERS],
+    }
+    return {
+        ATTENTION: {"post": attention},
+        INFER: {"post": infer},
+        INFER_VERSION: {"post": infer_version},
+    }
+
+
+def responses(json_schema: Json, binary_type: str | None, *errors: type[HeadwiseError]) -> Json:
+    """Return the answers of an endpoint: what it gives, and each error that it may give."""
+    content: Json = {"application/json": {"schema": json_schema}}
+    if binary_type is not None:
+        content[binary_type] = {"schema": _BYTES}
+    return {"200": {"description": "the answer", "content": content}, **problems(*errors)}
+
+
+def problems(*errors: type[HeadwiseError]) -> Json:
+    """Return the answers for each error that an endpoint may give."""
+    by_status: dict[int, list[type[HeadwiseError]]] = {}
+    for error in errors:
+        by_status.setdefault(STATUSES[error], []).append(error)
+    return {
+        str(status): {
+            "description": "; ".join(
+                f"`{kind.code}`: {(kind.__doc__ or '').strip()}" for kind in kinds
+            ),
+            "content": {"application/json": {"schema": ERROR}},
+        }
+        for status, kinds in sorted(by_status.items())
+    }
+
+
+def with_keys(document: Json, open_paths: Collection[str]) -> Json:
+    """Return the document of a server that asks for a key, but at some paths."""
+    schemes = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+        "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    }
+    components = document.get("components", {}) | {"securitySchemes": schemes}
+    return document | {
+        "components": components,
+        "paths": {
+            path: verbs if path in open_paths else {v: _keyed(verbs[v]) for v in verbs}
+            for path, verbs in document["paths"].items()
+        },
+    }
+
+
+def _keyed(operation: Json) -> Json:
+    answers = operation["responses"] | problems(Unauthorized)
+    return operation | {"responses": answers, "security": [{"bearer": []}, {"header": []}]}
+
+
+def json_body(properties: Json) -> Json:
+    """Return the request body of a control request: an object of such keys, or nothing."""
+    schema = {"type": "object", "additionalProperties": False, "properties": properties}
+    return {"required": False, "content": {"application/json": {"schema": schema}}}
+
+
+def _body(json_schema: Json, binary_type: str, example: Json) -> Json:
+    """Return the request body of a call that takes JSON or binary tensors."""
+    return {
+        "required": True,
+        "content": {
+            "application/json": {"schema": json_schema, "example": example},
+            binary_type: {"schema": _BYTES},
+        },
+    }

@@ -1,0 +1,153 @@
+"""The endpoints without tensors: what is served, how it fares, and where to read about it."""
+
+import dataclasses
+from typing import Any
+
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from service.api.openapi import NAME_PARAMETER, responses
+from service.api.schemas import ERROR
+from service.errors import Draining, NotReady, UnknownModel
+from service.inference.lifecycle import Life
+from service.inference.models import Model, Models
+from service.inference.validation import Limits
+from service.settings import Settings
+from service.telemetry.metrics import CONTENT_TYPE, Metrics
+
+
+class Routes:
+    """The endpoints of one server."""
+
+    def __init__(
+        self, settings: Settings, limits: Limits, models: Models, life: Life, metrics: Metrics
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._models = models
+        self._life = life
+        self._metrics = metrics
+
+    def router(self) -> APIRouter:
+        """Return every endpoint with what OpenAPI says of it."""
+        router = APIRouter(redirect_slashes=False)
+        add = router.add_api_route
+        add("/", self.root, methods=["GET"], include_in_schema=False)
+        listing = responses({"type": "object"}, None)
+        one = {
+            "parameters": [NAME_PARAMETER],
+            "responses": responses({"type": "object"}, None, UnknownModel),
+        }
+        add("/v1/models", self.list_models, methods=["GET"], openapi_extra={"responses": listing})
+        add("/v1/models/{name}", self.get_model, methods=["GET"], openapi_extra=one)
+        add("/v2/health/live", self.live, methods=["GET"])
+        add(
+            "/v2/health/ready",
+            self.ready,
+            methods=["GET"],
+            openapi_extra={
+                "responses": {
+                    "503": {
+                        "description": "not ready, and why",
+                        "content": {"application/json": {"schema": ERROR}},
+                    }
+                }
+            },
+        )
+        add("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse)
+        return router
+
+    async def root(self) -> Response:
+        """Lead to the documentation."""
+        return RedirectResponse("/docs")
+
+    async def list_models(self) -> Response:
+        """Return every model that is served, in short, and which one is the default."""
+        short = [self._describe(model) for model in self._models]
+        return _json({"models": short, "default": self._models.default_name})
+
+    async def get_model(self, request: Request) -> Response:
+        """Return one model in full: layer, limits, and the parity it was published with."""
+        model = self._models.get(request.path_params["name"])
+        manifest = model.manifest
+        return _json(
+            {
+                **self._describe(model),
+                "inputs": _described_inputs(model),
+                "limits": dataclasses.asdict(self._limits)
+                | {"max_body_bytes": self._settings.max_body_bytes},
+                "parity": [dataclasses.asdict(row) for row in manifest.parity],
+                "input_scale": manifest.input_scale,
+                "source": manifest.source,
+                "versions": manifest.versions,
+                "created": manifest.created,
+            }
+        )
+
+    async def live(self) -> Response:
+        """Say that the process answers."""
+        return _json({"live": True})
+
+    async def ready(self) -> Response:
+        """Say whether calls are taken: every warm-up passed, and the server is not stopping."""
+        problem = self._models.problem
+        if self._life.phase != "serving":
+            raise Draining("the server is stopping", retry_after_s=1)
+        if problem is not None:
+            raise NotReady(problem, retry_after_s=1)
+        broken = self._models.broken
+        return _json({"ready": True, "broken": broken} if broken else {"ready": True})
+
+    async def metrics(self) -> Response:
+        """Return the metrics in the Prometheus text format."""
+        self._metrics.ready = self._models.problem is None and self._life.phase == "serving"
+        self._metrics.in_flight = self._life.in_flight
+        self._metrics.served = [
+            (
+                model.name,
+                str(model.version),
+                model.manifest.precision,
+                model.engine.provider,
+            )
+            for model in self._models
+        ]
+        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    def _describe(self, model: Model) -> dict[str, Any]:
+        manifest = model.manifest
+        return {
+            "name": model.name,
+            "version": model.version,
+            "ready": model.problem is None,
+            "problem": model.problem,
+            "layer": dataclasses.asdict(model.layer) | {"head_dim": model.layer.head_dim},
+            "precision": manifest.precision,
+            "provider": model.engine.provider,
+            "tolerance": manifest.tolerance,
+            "worst_output_error": manifest.worst_output_error,
+            "worst_weights_error": manifest.worst_weights_error,
+        }
+
+
+def _described_inputs(model: Model) -> dict[str, str]:
+    """Say what a call to this model may hold."""
+    layer = model.layer
+    keys = "T" if layer.is_cross else "S"
+    memory = {"memory": f"FP32 [B, T, {layer.memory_dim}], required"} if layer.is_cross else {}
+    causal = {} if layer.is_cross else {"causal": "boolean: attend to keys t <= s only"}
+    return {
+        "embeddings": f"FP32 [B, S, {layer.embed_dim}], required",
+        **memory,
+        "attend_mask": f"BOOL [B, {keys}]: true = this key takes part",
+        "pair_mask": f"BOOL [B or 1, {layer.num_heads} or 1, S, {keys}]:"
+        " true = this query may attend to this key",
+        "head_mask": f"FP32 [{layer.num_heads}] or [B, {layer.num_heads}]:"
+        " multiplies each head's output",
+        **causal,
+    }
+
+
+def _json(document: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(document), media_type="application/json")

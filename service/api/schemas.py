@@ -1,0 +1,237 @@
+"""The JSON schemas of bodies and answers, as OpenAPI describes them."""
+
+from typing import Any, Final
+
+from service.codecs.datatypes import DTYPES
+
+Json = dict[str, Any]
+
+
+def _array(of: Json, **more: Any) -> Json:
+    return {"type": "array", "items": of, **more}
+
+
+_NUMBER: Final[Json] = {"type": "number"}
+
+BOOLEAN: Final[Json] = {"type": "boolean"}
+
+_SEQUENCE: Final = _array(_array(_NUMBER, minItems=1), minItems=1)
+
+ERROR: Final[Json] = {
+    "type": "object",
+    "required": ["error", "code"],
+    "properties": {
+        "error": {"type": "string", "description": "what was expected, what came, where"},
+        "code": {"type": "string", "description": "a stable word for programs"},
+    },
+}
+
+ATTENTION_REQUEST: Final[Json] = {
+    "type": "object",
+    "required": ["embeddings"],
+    "additionalProperties": False,
+    "properties": {
+        "model": {"type": "string", "description": "default: the default model"},
+        "embeddings": {
+            "description": "[B][S][E], or one sequence [S][E]; sequences may differ in length",
+            "anyOf": [_array(_SEQUENCE, minItems=1), _SEQUENCE],
+        },
+        "memory": {
+            "description": "[B][T][M] or [T][M]: keys and values; cross-attention layers only",
+            "anyOf": [_array(_SEQUENCE, minItems=1), _SEQUENCE],
+        },
+        "attend_mask": {
+            "description": "[B][T] or [T]: padding; **true = this key takes part**",
+            "anyOf": [_array(_array(BOOLEAN)), _array(BOOLEAN)],
+        },
+        "pair_mask": {
+            "description": "[B or 1][H or 1][S][T], or one rank lower for one sequence:"
+            " **true = this query may attend to this key**",
+            "type": "array",
+            "items": _array(_array({"anyOf": [BOOLEAN, _array(BOOLEAN)]})),
+        },
+        "head_mask": {
+            "description": "[H] or [B][H]: multiplies each head's output; 0 switches it off",
+            "anyOf": [_array(_NUMBER), _array(_array(_NUMBER))],
+        },
+        "causal": {"type": "boolean", "default": False, "description": "attend to t <= s only"},
+        "weights": {
+            "description": "also return attention weights: each head's, or those of some heads",
+            "anyOf": [
+                BOOLEAN,
+                {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "heads": _array(
+                            {"type": "integer", "minimum": 0}, minItems=1, uniqueItems=True
+                        )
+                    },
+                },
+            ],
+            "default": False,
+        },
+        "timeout_s": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
+        "priority": {
+            "type": "integer",
+            "minimum": 0,
+            "default": 0,
+            "description": "1 = highest; 0 = default",
+        },
+    },
+}
+
+ATTENTION_ANSWER: Final[Json] = {
+    "type": "object",
+    "required": ["model", "version", "output"],
+    "properties": {
+        "model": {"type": "string"},
+        "version": {"type": "integer"},
+        "output": {"type": "array", "items": {}, "description": "[B][S][E] or [S][E]"},
+        "attention_weights": {
+            "type": "array",
+            "items": {},
+            "description": "[B][H][S][T] or [H][S][T], of the heads that were asked for;"
+            " rows sum to 1, or to 0 when all is hidden",
+        },
+    },
+}
+
+_INFER_TENSOR: Final[Json] = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"enum": ["embeddings", "memory", "attend_mask", "pair_mask", "head_mask"]},
+        "shape": _array({"type": "integer", "minimum": 1}),
+        "datatype": {
+            "enum": list(DTYPES),
+            "description": "masks: BOOL; all else: FP32, or another that is read as FP32",
+        },
+        "parameters": {
+            "type": "object",
+            "description": "binary_data_size, or shared_memory_region, shared_memory_offset"
+            " and shared_memory_byte_size; else the values are in data",
+        },
+        "data": {"type": "array", "items": {}, "description": "row-major, flat or nested"},
+    },
+}
+
+INFER_REQUEST: Final[Json] = {
+    "type": "object",
+    "required": ["inputs"],
+    "additionalProperties": False,
+    "properties": {
+        "id": {"type": "string"},
+        "model_name": {"description": "not read: the path names the model"},
+        "parameters": {
+            "type": "object",
+            "description": "causal (boolean), timeout (µs), priority, binary_data_output,"
+            ' heads (whose attention weights: [0, 3] or "0,3")',
+        },
+        "inputs": _array(_INFER_TENSOR, minItems=1),
+        "outputs": _array(
+            {
+                "type": "object",
+                "required": ["name"],
+                "properties": {
+                    "name": {"type": "string"},
+                    "parameters": {
+                        "type": "object",
+                        "description": "binary_data (boolean), or shared_memory_region,"
+                        " shared_memory_offset and shared_memory_byte_size",
+                    },
+                },
+            }
+        ),
+    },
+}
+
+INFER_ANSWER: Final[Json] = {
+    "type": "object",
+    "required": ["model_name", "model_version", "outputs"],
+    "properties": {
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "id": {"type": "string"},
+        "outputs": _array({"type": "object"}),
+    },
+}
+
+TENSOR_METADATA: Final[Json] = {
+    "type": "object",
+    "required": ["name", "datatype", "shape"],
+    "properties": {
+        "name": {"type": "string"},
+        "datatype": {"type": "string"},
+        "shape": _array({"type": "integer"}, description="-1 = any length"),
+    },
+}
+
+SERVER_METADATA: Final[Json] = {
+    "type": "object",
+    "required": ["name", "version", "extensions"],
+    "properties": {
+        "name": {"type": "string"},
+        "version": {"type": "string"},
+        "extensions": _array({"type": "string"}),
+    },
+}
+
+MODEL_METADATA: Final[Json] = {
+    "type": "object",
+    "required": ["name", "versions", "platform", "inputs", "outputs"],
+    "properties": {
+        "name": {"type": "string"},
+        "versions": _array({"type": "string"}),
+        "platform": {"type": "string"},
+        "inputs": _array(TENSOR_METADATA, description="the required ones; masks may come too"),
+        "outputs": _array(TENSOR_METADATA),
+    },
+}
+
+MODEL_STATISTICS: Final[Json] = {
+    "type": "object",
+    "required": ["model_stats"],
+    "properties": {
+        "model_stats": _array(
+            {"type": "object"},
+            description="counts and nanoseconds of each model and version since the start",
+        )
+    },
+}
+
+REPOSITORY_INDEX: Final[Json] = _array(
+    {
+        "type": "object",
+        "required": ["name", "version", "state", "reason"],
+        "properties": {
+            "name": {"type": "string"},
+            "version": {"type": "string"},
+            "state": {"enum": ["READY", "UNAVAILABLE"]},
+            "reason": {"type": "string"},
+        },
+    }
+)
+
+LOG_SETTINGS: Final[Json] = {
+    "type": "object",
+    "properties": {
+        "log_file": {"type": "string", "const": ""},
+        "log_info": {"type": "boolean"},
+        "log_warning": {"type": "boolean"},
+        "log_error": {"type": "boolean", "const": True},
+        "log_verbose_level": {"type": "integer", "minimum": 0},
+        "log_format": {"type": "string", "const": "default"},
+    },
+}
+
+TRACE_SETTINGS: Final[Json] = {
+    "type": "object",
+    "properties": {
+        "trace_file": {"type": "string"},
+        "trace_level": _array({"type": "string"}),
+        "trace_rate": {"type": "string"},
+        "trace_count": {"type": "string"},
+        "log_frequency": {"type": "string"},
+    },
+}

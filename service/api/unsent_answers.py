@@ -1,0 +1,58 @@
+"""Answers under way: how many bytes of them there may be at once."""
+
+import contextlib
+from collections.abc import Iterator
+
+from service.errors import QueueFull
+from service.telemetry.metrics import Metrics
+
+_RETRY_AFTER_S = 1
+
+
+class UnsentAnswers:
+    """
+    A budget of bytes for answers between being let in and being taken by the system.
+
+    An answer's size is known before it is computed, so its share is taken before; it is
+    given back when the last byte is handed to the socket or nobody waits any more.  Used
+    on the event loop only.
+    """
+
+    def __init__(self, limit_bytes: int, metrics: Metrics) -> None:
+        self._limit_bytes = limit_bytes
+        self._metrics = metrics
+        self._bytes = 0
+
+    @contextlib.contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """
+        Count an answer of so many bytes as under way inside the block.
+
+        Raises:
+            QueueFull: the budget has no room for it.
+        """
+        self.check_room(size)
+        self.add(size)
+        try:
+            yield
+        finally:
+            self.add(-size)
+
+    def check_room(self, size: int = 1) -> None:
+        """
+        Return when an answer of so many bytes may be begun.
+
+        Raises:
+            QueueFull: the budget has no room for it.
+        """
+        if self._bytes + size > self._limit_bytes:
+            raise QueueFull(
+                f"answers: at most {self._limit_bytes} bytes may be computed or wait for their"
+                f" callers to read them, {self._bytes} are and do",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+
+    def add(self, size: int) -> None:
+        """Count an answer of so many bytes as under way; a negative size takes it back."""
+        self._bytes += size
+        self._metrics.unsent_answer_bytes = self._bytes

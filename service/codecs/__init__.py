@@ -1,0 +1,1 @@
+"""Bytes to calls, and answers to bytes."""

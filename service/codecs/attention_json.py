@@ -1,0 +1,216 @@
+"""
+`POST /v1/attention` in JSON: nested arrays in, nested arrays out.
+
+One sequence may come as [S][E] and is answered one rank lower, masks included;
+sequences of one call may differ in length and come back with their own.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from service.codecs.checks import check_known
+from service.codecs.chunks import Chunk, json_array
+from service.codecs.json_reader import Nested, Node, Reader
+from service.codecs.options import NAMES, checked
+from service.codecs.simdjson_reader import read
+from service.contract import (
+    ATTEND_MASK,
+    ATTENTION_WEIGHTS,
+    EMBEDDINGS,
+    HEAD_MASK,
+    MEMORY,
+    OUTPUT,
+    PAIR_MASK,
+)
+from service.errors import InvalidInput
+from service.inference.calls import Answer, Bools, Floats, Options
+from service.inference.validation import Limits, Tensors, add_batch_axis, pad, pad_last
+
+MEDIA_TYPE: Final = "application/json"
+_KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, *NAMES)
+
+
+def decode(
+    body: bytes, outer: Mapping[str, object], limits: Limits
+) -> tuple[Tensors, Options, bool]:
+    """
+    Return a body's tensors and options, and whether it is one sequence [S][E].
+
+    `outer` holds options from outside the body, which the body's own override.
+
+    Raises:
+        InvalidInput: the body is not JSON of the documented form.
+        TooLarge: padding it would go above a limit.
+    """
+    return read(body, lambda reader: _decode(reader, outer, limits))
+
+
+def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator[Chunk]:
+    """Give the answer as JSON in pieces; floats in their shortest form, non-finite ones as null."""
+    head = orjson.dumps({"model": name, "version": version})
+    yield head[:-1]
+    for key, tensors in ((OUTPUT, answer.outputs()), (ATTENTION_WEIGHTS, answer.weights())):
+        if not tensors:
+            continue
+        yield b',"%s":' % key.encode()
+        yield b"" if single else b"["
+        for i, tensor in enumerate(tensors):
+            if i:
+                yield b","
+            yield from json_array(tensor)
+        yield b"" if single else b"]"
+    yield b"}"
+
+
+def _decode(
+    reader: Reader, outer: Mapping[str, object], limits: Limits
+) -> tuple[Tensors, Options, bool]:
+    # Clients with typed models send null for what they leave out.
+    root = {key: node for key, node in reader.root().items() if node is not None}
+    check_known(root, _KEYS, "body")
+    given: dict[str, object] = {key: reader.plain(root[key]) for key in NAMES if key in root}
+    options = checked({**outer, **given})
+    if EMBEDDINGS not in root:
+        raise InvalidInput(f"{EMBEDDINGS}: expected [B][S][E] or [S][E], got none")
+    embeddings = reader.floats(root[EMBEDDINGS], EMBEDDINGS)
+    single = embeddings.rank == 2
+    if not single and embeddings.rank != 3:
+        raise InvalidInput(
+            f"{EMBEDDINGS}: expected [B][S][E] or [S][E], got {embeddings.rank} levels of arrays"
+        )
+    lengths, block, true_lengths = _sequences(embeddings, EMBEDDINGS, limits, single=single)
+    key_lengths, memory, memory_lengths = lengths, None, None
+    if MEMORY in root:
+        nested = reader.floats(root[MEMORY], MEMORY)
+        _check_rank(nested, MEMORY, 3, single=single)
+        key_lengths, memory, memory_lengths = _sequences(nested, MEMORY, limits, single=single)
+        _check_count(MEMORY, len(key_lengths), len(lengths))
+    tensors = Tensors(
+        block,
+        memory,
+        _attend_mask(reader, root, key_lengths, limits, single=single),
+        _pair_mask(reader, root, lengths, key_lengths, limits, single=single),
+        _head_mask(reader, root),
+        true_lengths,
+        memory_lengths,
+    )
+    return (add_batch_axis(tensors) if single else tensors), options, single
+
+
+def _sequences(
+    nested: Nested, name: str, limits: Limits, *, single: bool
+) -> tuple[list[int], Floats, np.ndarray[Any, Any] | None]:
+    """Return the length of each sequence, the padded block, and the lengths if they differ."""
+    lengths, widths = nested.counts[-2], nested.counts[-1]
+    short = next((i for i, length in enumerate(lengths) if length < 1), None)
+    if short is not None or not lengths:
+        place = "" if single or short is None else f"[{short}]"
+        raise InvalidInput(f"{name}{place}: expected at least one token, got none")
+    odd = next((i for i, width in enumerate(widths) if width != widths[0]), None)
+    if odd is not None:
+        place = Nested(nested.values, nested.counts[:-1]).place(odd)
+        raise InvalidInput(
+            f"{name}{place}: expected {widths[0]} numbers as in the first token, got {widths[odd]}"
+        )
+    packed = nested.values.reshape(len(widths), widths[0])
+    if single:
+        return lengths, packed, None
+    block, true_lengths = pad(packed, lengths, name, limits)
+    return lengths, block, true_lengths
+
+
+def _attend_mask(
+    reader: Reader,
+    root: dict[str, Node],
+    key_lengths: list[int],
+    limits: Limits,
+    *,
+    single: bool,
+) -> Bools | None:
+    if ATTEND_MASK not in root:
+        return None
+    nested = reader.bools(root[ATTEND_MASK], ATTEND_MASK)
+    _check_rank(nested, ATTEND_MASK, 2, single=single)
+    _check_count(ATTEND_MASK, len(nested.counts[-1]), len(key_lengths))
+    for i, (found, expected) in enumerate(zip(nested.counts[-1], key_lengths, strict=True)):
+        if found != expected:
+            place = "" if single else f"[{i}]"
+            raise InvalidInput(
+                f"{ATTEND_MASK}{place}: expected {expected} values, one a key, got {found}"
+            )
+    if single:
+        return nested.values
+    parts = np.split(nested.values, np.cumsum(key_lengths)[:-1])
+    return pad_last(parts, ATTEND_MASK, limits)
+
+
+def _pair_mask(
+    reader: Reader,
+    root: dict[str, Node],
+    lengths: list[int],
+    key_lengths: list[int],
+    limits: Limits,
+    *,
+    single: bool,
+) -> Bools | None:
+    if PAIR_MASK not in root:
+        return None
+    nested = reader.bools(root[PAIR_MASK], PAIR_MASK)
+    _check_rank(nested, PAIR_MASK, 4, single=single)
+    if nested.shape is not None:
+        # All equal; whether they fit is checked with the other shapes.
+        mask = nested.values.reshape(nested.shape)
+        if len(set(lengths)) == 1 and len(set(key_lengths)) == 1:
+            return mask
+    if single:
+        raise InvalidInput(f"{PAIR_MASK}: expected [H or 1][S][T], got rows of unequal length")
+    parts = _pair_masks_by_sequence(nested, lengths, key_lengths)
+    return pad_last(parts, PAIR_MASK, limits)
+
+
+def _pair_masks_by_sequence(
+    nested: Nested, lengths: list[int], key_lengths: list[int]
+) -> list[Bools]:
+    """Split a mask over sequences of different lengths; each has its own [H or 1][S_i][T_i]."""
+    _check_count(PAIR_MASK, nested.counts[0][0], len(lengths))
+    heads = iter(nested.counts[1])
+    query_counts, key_counts = iter(nested.counts[2]), iter(nested.counts[3])
+    parts, start = [], 0
+    for i, (length, keys) in enumerate(zip(lengths, key_lengths, strict=True)):
+        count = next(heads)
+        rows = [next(query_counts) for _ in range(count)]
+        widths = [next(key_counts) for _ in range(sum(rows))]
+        if set(rows) != {length} or set(widths) != {keys}:
+            raise InvalidInput(f"{PAIR_MASK}[{i}]: expected [H or 1][{length}][{keys}]")
+        size = count * length * keys
+        parts.append(nested.values[start : start + size].reshape(count, length, keys))
+        start += size
+    if len({part.shape[0] for part in parts}) > 1:
+        raise InvalidInput(f"{PAIR_MASK}: expected the same number of heads for every sequence")
+    return parts
+
+
+def _head_mask(reader: Reader, root: dict[str, Node]) -> Floats | None:
+    if HEAD_MASK not in root:
+        return None
+    nested = reader.floats(root[HEAD_MASK], HEAD_MASK)
+    if nested.rank > 2 or nested.shape is None:
+        raise InvalidInput(f"{HEAD_MASK}: expected [H] or [B][H]")
+    return nested.values.reshape(nested.shape)
+
+
+def _check_rank(nested: Nested, name: str, rank: int, *, single: bool) -> None:
+    expected = rank - single
+    if nested.rank != expected:
+        raise InvalidInput(
+            f"{name}: expected {expected} levels of arrays beside {EMBEDDINGS} of"
+            f" {2 if single else 3}, got {nested.rank}"
+        )
+
+
+def _check_count(name: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise InvalidInput(f"{name}: expected {expected} sequences as in embeddings, got {found}")

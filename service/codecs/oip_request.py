@@ -1,0 +1,329 @@
+"""
+The Open Inference Protocol v2 `infer` request: JSON, binary tensors, or both in one body.
+
+A binary body is a JSON header of `Inference-Header-Content-Length` bytes and the
+raw little-endian tensors after it, in the order of the header
+(https://github.com/kserve/open-inference-protocol, binary tensor data extension).
+A tensor may also lie in shared memory: see `shared_memory`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from service.codecs.checks import check_known, kind_of
+from service.codecs.datatypes import from_bytes
+from service.codecs.json_reader import Node, Reader
+from service.codecs.oip_inputs import (
+    REGION,
+    Arrays,
+    Borrowed,
+    Places,
+    Trailing,
+    flag_of,
+    inputs_of,
+    name_of,
+    parameters_of,
+    slot_of,
+)
+from service.codecs.options import MAX_TIMEOUT_S, checked, checked_heads
+from service.codecs.shared_memory import Slot
+from service.codecs.simdjson_reader import read
+from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, OUTPUT, WEIGHTS_SUFFIX
+from service.errors import InvalidInput, TooLarge
+from service.inference.calls import Options
+from service.inference.validation import Tensors
+
+_REMEMBERED: Final = 256
+
+HEADER_LENGTH: Final = "inference-header-content-length"
+
+BINARY_MEDIA_TYPE: Final = "application/octet-stream"
+
+_RESERVED: Final = "triton_"
+"""What no parameter's name begins with: the protocol keeps it for its servers."""
+
+_STATELESS: Final[dict[str, tuple[tuple[type, object], ...]]] = {
+    "sequence_id": ((int, 0), (str, "")),
+    "sequence_start": ((bool, False),),
+    "sequence_end": ((bool, False),),
+}
+"""The parameters of calls that belong together, and with which values they say: it does not."""
+
+_REMEMBERED_BYTES: Final = 2048
+"""Longer JSON headers are read anew each time; callers repeat the short ones, call for call."""
+
+_DIGITS: Final = 10
+"""Fewer digits than that number a head."""
+
+
+@dataclass(eq=False, slots=True)
+class InferRequest:
+    """What a client asked for."""
+
+    id: str
+    arrays: Arrays
+    """The inputs by name, but for those that lie elsewhere."""
+    trailing: Mapping[str, Trailing]
+    borrowed: Mapping[str, Borrowed]
+    options: Options
+    outputs: Mapping[str, bool]
+    """The outputs by name, and whether each is binary in the body."""
+    kept: Mapping[str, Slot]
+    """The outputs that belong in shared memory, of which the body holds no values."""
+
+    @property
+    def tensors(self) -> Tensors:
+        """The inputs, once none lies elsewhere."""
+        return Tensors(**self.arrays)
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """Where in shared memory tensors lie or belong, by their names."""
+        if not self.borrowed and not self.kept:
+            return {}
+        return {name: borrowed.slot for name, borrowed in self.borrowed.items()} | dict(self.kept)
+
+
+def split_model_name(name: str) -> tuple[str, bool]:
+    """Return the artifact behind a protocol model, and whether it declares the weights."""
+    plain = name.removesuffix(WEIGHTS_SUFFIX)
+    return plain, plain != name
+
+
+def infer_target(path: str) -> tuple[str, str | None] | None:
+    """Return the model, and the version if there is one, that a path of `infer` names."""
+    if not (path.startswith("/v2/models/") and path.endswith("/infer")):
+        return None
+    match path.split("/")[3:]:
+        case [name, "infer"]:
+            return name, None
+        case [name, "versions", version, "infer"]:
+            return name, version
+        case _:
+            return None
+
+
+def json_size(header_length: str | None, body_size: int) -> int:
+    """
+    Return how many bytes of a body are JSON; `header_length` is the header of that name.
+
+    Raises:
+        InvalidInput: the header is not a number that fits the body.
+    """
+    return body_size if header_length is None else _header_size(header_length, body_size)
+
+
+def decode(
+    body: bytes | memoryview, json_bytes: int, with_weights: bool, timeout_s: float | None = None
+) -> InferRequest:
+    """
+    Return the request in a body whose first bytes are JSON and whose others are tensors.
+
+    `with_weights` says whether the model declares `attention_weights`; `timeout_s`
+    is the time limit from outside the body.
+
+    Raises:
+        InvalidInput: the body is not a request of the documented form.
+    """
+    asked = outline(body, json_bytes, with_weights, timeout_s)
+    return replace(asked, arrays=arrays_of(asked, memoryview(body)[json_bytes:]), trailing={})
+
+
+def outline(
+    body: bytes | memoryview, json_bytes: int, with_weights: bool, timeout_s: float | None = None
+) -> InferRequest:
+    """
+    Return the request as `decode` does, but without the tensors that lie behind its JSON.
+
+    It may be the very object that an equal request had before.
+
+    Raises:
+        InvalidInput: the JSON is not of the documented form.
+    """
+    is_remembered = json_bytes < len(body) and json_bytes <= _REMEMBERED_BYTES
+    read_json = _read_again if is_remembered else _read
+    return read_json(bytes(body[:json_bytes]), with_weights, timeout_s)
+
+
+def arrays_of(asked: InferRequest, binary: memoryview) -> Arrays:
+    """
+    Return the inputs that are not borrowed; `binary` is what lies behind the JSON.
+
+    Raises:
+        InvalidInput: the tensors are not exactly what lies there, or a value is wrong.
+    """
+    arrays = dict(asked.arrays)
+    end = 0
+    for name, place in asked.trailing.items():
+        end = place.offset + place.byte_size
+        if end > len(binary):
+            raise InvalidInput(
+                f"{name}: expected {place.byte_size} bytes of binary data,"
+                f" got {max(0, len(binary) - place.offset)}"
+            )
+        arrays[name] = from_bytes(binary, place.offset, place.datatype, place.shape, name)
+    if end != len(binary):
+        raise InvalidInput(
+            f"body: expected {end} bytes of binary tensors after the JSON header, got {len(binary)}"
+        )
+    return arrays
+
+
+def borrow(request: InferRequest, places: Places, limit_bytes: int) -> InferRequest:
+    """
+    Return the request with copies of all the inputs that lie in shared memory.
+
+    Raises:
+        InvalidInput: a value is wrong, or its segment has become too short.
+        TooLarge: they are more than the limit together; none is read then.
+    """
+    size = sum(borrowed.slot.byte_size for borrowed in request.borrowed.values())
+    if size > limit_bytes:
+        raise TooLarge(f"inputs: at most {limit_bytes} bytes in shared memory, got {size}")
+    arrays = dict(request.arrays)
+    for name, borrowed in request.borrowed.items():
+        content = places[name].read()
+        arrays[name] = from_bytes(content, 0, borrowed.datatype, borrowed.shape, name)
+    return replace(request, arrays=arrays, borrowed={})
+
+
+def _header_size(text: str, body_size: int) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise InvalidInput(
+            f"header Inference-Header-Content-Length: expected a number, got {text[:64]!r}"
+        )
+    size = int(text[:20])
+    if size == 0:
+        raise InvalidInput(
+            "header Inference-Header-Content-Length: expected a JSON header, got 0; a raw body"
+            " cannot say which of two free axes is which"
+        )
+    if size > body_size:
+        raise InvalidInput(
+            "header Inference-Header-Content-Length: expected at most the body's"
+            f" {body_size} bytes, got {size}"
+        )
+    return size
+
+
+def _read(header: bytes, with_weights: bool, timeout_s: float | None) -> InferRequest:
+    """Return what the JSON says; tensors that lie elsewhere are not there yet."""
+
+    def decode_header(reader: Reader) -> InferRequest:
+        return _decode(reader, with_weights=with_weights, timeout_s=timeout_s)
+
+    return read(header, decode_header)
+
+
+_read_again = lru_cache(_REMEMBERED)(_read)
+"""The same for a header that may have been read before; mistakes are not remembered."""
+
+
+def _decode(reader: Reader, *, with_weights: bool, timeout_s: float | None) -> InferRequest:
+    root = reader.root()
+    # kserve's client repeats the model's name in the body; the path is what counts.
+    check_known(root, ("id", "parameters", "inputs", "outputs", "model_name"), "body")
+    request_id = reader.plain(root["id"]) if "id" in root else ""
+    if not isinstance(request_id, str):
+        raise InvalidInput(f"id: expected a string, got {kind_of(request_id)}")
+    if any("\ud800" <= character <= "\udfff" for character in request_id):
+        raise InvalidInput("id: expected Unicode characters, got a lone surrogate")
+    parameters = parameters_of(reader, root, "parameters")
+    if "inputs" not in root:
+        raise InvalidInput("inputs: expected an array of tensors, got none")
+    arrays, trailing, borrowed = inputs_of(reader, reader.objects(root["inputs"], "inputs"))
+    outputs, kept = _outputs(reader, root, parameters, with_weights=with_weights)
+    options = _options(parameters, timeout_s, outputs, with_weights=with_weights)
+    if EMBEDDINGS not in {*arrays, *trailing, *borrowed}:
+        raise InvalidInput(f"inputs: expected one named {EMBEDDINGS}, got none")
+    return InferRequest(request_id, arrays, trailing, borrowed, options, outputs, kept)
+
+
+def _options(
+    parameters: dict[str, Any],
+    timeout_s: float | None,
+    outputs: Mapping[str, bool],
+    *,
+    with_weights: bool,
+) -> Options:
+    _check_reserved(parameters)
+    raw: dict[str, object] = {"weights": ATTENTION_WEIGHTS in outputs, "timeout_s": timeout_s}
+    if "timeout" in parameters:
+        timeout = parameters["timeout"]
+        whole = isinstance(timeout, int) and not isinstance(timeout, bool)
+        if not whole or not 0 <= timeout <= MAX_TIMEOUT_S * 1e6:
+            raise InvalidInput(
+                f"parameters.timeout: expected whole microseconds up to {MAX_TIMEOUT_S * 1e6:.0f}"
+            )
+        raw["timeout_s"] = timeout / 1e6 if timeout else timeout_s
+    raw |= {key: parameters[key] for key in ("causal", "priority") if key in parameters}
+    options = checked(raw)
+    if "heads" not in parameters:
+        return options
+    if not with_weights:
+        raise InvalidInput(
+            f"parameters.heads: heads are chosen from the {ATTENTION_WEIGHTS} of the model"
+            f" <name>{WEIGHTS_SUFFIX}; this one has none"
+        )
+    return replace(options, heads=_heads(parameters["heads"]))
+
+
+def _check_reserved(parameters: dict[str, Any]) -> None:
+    """
+    Return when no parameter asks for what only a server with sequences of calls has.
+
+    Raises:
+        InvalidInput: one does, or has a name that the protocol reserves.
+    """
+    for key, value in parameters.items():
+        if key.startswith(_RESERVED):
+            raise InvalidInput(
+                f"parameters.{key[:64]}: names beginning with {_RESERVED} are reserved"
+            )
+        if key in _STATELESS and (type(value), value) not in _STATELESS[key]:
+            raise InvalidInput(f"parameters.{key}: expected none; calls are independent here")
+
+
+def _heads(value: object) -> tuple[int, ...]:
+    """Return the heads of `[0, 3]`, or of `"0,3"` from clients whose parameters are no arrays."""
+    where = "parameters.heads"
+    if not isinstance(value, str):
+        if not isinstance(value, list):
+            raise InvalidInput(f'{where}: expected "0,3" or [0, 3], got {kind_of(value)}')
+        return checked_heads(value, where)
+    texts = [text.strip() for text in value.split(",")]
+    if not all(text.isascii() and text.isdigit() and len(text) < _DIGITS for text in texts):
+        raise InvalidInput(f'{where}: expected numbers like "0,3", got {value[:64]!r}')
+    return tuple(map(int, texts))
+
+
+def _outputs(
+    reader: Reader, root: dict[str, Node], parameters: dict[str, Any], *, with_weights: bool
+) -> tuple[dict[str, bool], dict[str, Slot]]:
+    """Return whether each output is binary, and the slots of those for shared memory."""
+    declared = (OUTPUT, ATTENTION_WEIGHTS) if with_weights else (OUTPUT,)
+    by_default = flag_of(parameters, "binary_data_output", "parameters", default=False)
+    entries = reader.objects(root["outputs"], "outputs") if "outputs" in root else []
+    if not entries:
+        return dict.fromkeys(declared, by_default), {}
+    outputs: dict[str, bool] = {}
+    kept: dict[str, Slot] = {}
+    for i, entry in enumerate(entries):
+        where = f"outputs[{i}]"
+        check_known(entry, ("name", "parameters"), where)
+        name = name_of(reader, entry, where)
+        if name == ATTENTION_WEIGHTS and not with_weights:
+            raise InvalidInput(f"{where}: {name} is an output of the model <name>{WEIGHTS_SUFFIX}")
+        if name not in declared:
+            raise InvalidInput(f"{where}: expected {' or '.join(declared)}, got {name[:64]!r}")
+        if name in outputs:
+            raise InvalidInput(f"{where}: {name} is asked for twice")
+        own = parameters_of(reader, entry, f"{where}.parameters")
+        if "classification" in own:
+            raise InvalidInput(f"{where}.parameters.classification: not offered; expected none")
+        outputs[name] = flag_of(own, "binary_data", f"{where}.parameters", default=by_default)
+        if REGION in own:
+            outputs[name], kept[name] = False, slot_of(own, f"{where}.parameters")
+    return outputs, kept

@@ -1,0 +1,1 @@
+"""The machine: CPU budget, memory limit, allocator.  Standard library only."""

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: artifacts, engine and batcher.  No HTTP, no JSON."""

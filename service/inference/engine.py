@@ -1,0 +1,283 @@
+"""
+Run an artifact: the one file that knows onnxruntime.
+
+A caller gives embeddings and, if wanted, masks; the engine folds the masks into
+the graph's own full mask, picks the graph's cheaper path when there is nothing
+to fold, and translates what the runtime raises.
+
+Axes: B batch, S query length, T key length (= S for self-attention),
+E embed_dim, M memory width, H heads.
+"""
+
+import contextlib
+import io
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, cast
+
+# Before the import: the runtime decides on its telemetry when it is loaded.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from service.contract import (
+    ATTENTION_WEIGHTS,
+    EMBEDDINGS,
+    HEAD_MASK,
+    MEMORY,
+    OUTPUT,
+    PAIR_MASK,
+    PLAIN,
+    WEIGHTS_FILE,
+    GraphTensor,
+    LayerConfig,
+    graph_inputs,
+    graph_outputs,
+)
+from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
+from service.inference.artifact import Graph
+from service.inference.calls import Bools, Floats, Inputs, Outputs
+from service.inference.cuda import check_cuda
+
+Provider = Literal["cpu", "cuda"]
+
+_PROVIDER_NAMES: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_DTYPES: Final[dict[str, Literal["float32", "bool"]]] = {
+    "tensor(float)": "float32",
+    "tensor(bool)": "bool",
+}
+_SPIN_US: Final = 500
+"""
+How long the threads of a run alone look out for the next one before they sleep: waking them
+takes a fifth of [1, 8] (bench/NOTES.md, "Concurrent runs").
+"""
+
+_NO_PAIR_MASK: Final = np.ones((1, 1, 1, 1), np.bool_)
+_TRUE: Final = np.array(True)
+_FALSE: Final = np.array(False)
+
+
+@lru_cache
+def _all_heads(shape: tuple[int, int]) -> Floats:
+    """Return a head mask [B, H] that hides nothing."""
+    return np.ones(shape, np.float32)
+
+
+class Stop:
+    """Ends a run from another thread, between two of its operators."""
+
+    def __init__(self) -> None:
+        self.options = onnxruntime.RunOptions()
+
+    def set(self) -> None:
+        """End the run that this was given to, or the next one."""
+        self.options.terminate = True
+
+
+class Engine(Protocol):
+    """What runs a layer, from any thread."""
+
+    layer: LayerConfig
+    provider: Provider
+    concurrent_runs: int
+    """How many runs are best in progress at once when one batch does not hold all that waits."""
+
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
+    ) -> Outputs:
+        """
+        Attend over one batch; `concurrent` = other runs are in progress at the same time.
+
+        Raises:
+            InferenceFailed: the runtime refused the batch or was stopped; cause attached.
+        """
+        ...
+
+
+class OnnxEngine:
+    """
+    An artifact's graph in two onnxruntime sessions: one for a run alone, one for runs at once.
+
+    The sessions hold copies of the graph's weights: no file is opened, and `graph` is of no
+    further use to them.
+
+    A run alone has all `threads`.  Up to `concurrent_runs` at once share them: they
+    need not wait for each other's slowest part, and so more is done in all
+    (bench/NOTES.md, "Concurrent runs").
+
+    Raises:
+        ProviderUnavailable: `provider` was asked for and is not what would run.
+        ArtifactUnreadable: the runtime cannot read the graph, it names a file other than
+            `WEIGHTS_FILE`, or its signature is not the one that the contract gives for `layer`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        layer: LayerConfig,
+        *,
+        provider: Provider = "cpu",
+        threads: int = 1,
+        concurrent_runs: int = 1,
+    ) -> None:
+        self.layer = layer
+        self.provider = provider
+        self.concurrent_runs = concurrent_runs
+        self._session = _open_session(graph, provider, threads, spin_us=_SPIN_US)
+        self._concurrent_session = self._session
+        if concurrent_runs > 1:
+            share = max(1, threads // concurrent_runs)
+            self._concurrent_session = _open_session(graph, provider, share, spin_us=0)
+        check_signature(self.inputs(), graph_inputs(layer), f"{graph.path}: input")
+        check_signature(self.outputs(), graph_outputs(layer), f"{graph.path}: output")
+
+    def inputs(self) -> tuple[GraphTensor, ...]:
+        """List what the graph really takes."""
+        return _signature(self._session.get_inputs())
+
+    def outputs(self) -> tuple[GraphTensor, ...]:
+        """List what the graph really gives."""
+        return _signature(self._session.get_outputs())
+
+    def run(
+        self, inputs: Inputs, *, weights: bool, stop: Stop | None = None, concurrent: bool = False
+    ) -> Outputs:
+        """See `Engine.run`."""
+        session = self._concurrent_session if concurrent else self._session
+        names = [OUTPUT, ATTENTION_WEIGHTS] if weights else [OUTPUT]
+        try:
+            feed = self._feed(inputs, weights=weights)
+            results = session.run(names, feed, stop and stop.options)
+        except Exception as error:
+            # The runtime's exception classes share no base of their own.
+            raise InferenceFailed("the runtime refused a batch") from error
+        output, *rest = (cast(Floats, result) for result in results)
+        return Outputs(output, rest[0] if weights else None)
+
+    def _feed(self, inputs: Inputs, *, weights: bool) -> dict[str, npt.NDArray[Any]]:
+        rows = inputs.embeddings.shape[0]
+        mask = full_mask(inputs)
+        plain = mask is None and inputs.head_mask is None and not weights
+        if mask is None:
+            length, keys = inputs.embeddings.shape[1], inputs.key_length
+            mask = _NO_PAIR_MASK if plain else np.ones((1, 1, length, keys), np.bool_)
+        heads = (rows, self.layer.num_heads)
+        feed: dict[str, npt.NDArray[Any]] = {
+            EMBEDDINGS: inputs.embeddings,
+            PAIR_MASK: mask,
+            HEAD_MASK: _all_heads(heads)
+            if inputs.head_mask is None
+            else np.array(np.broadcast_to(inputs.head_mask, heads)),
+            PLAIN: _TRUE if plain else _FALSE,
+        }
+        if inputs.memory is not None:
+            feed[MEMORY] = inputs.memory
+        return feed
+
+
+def full_mask(inputs: Inputs) -> Bools | None:
+    """
+    Return the intersection of all masks as [B or 1, H or 1, S, T]; None = nothing is hidden.
+
+    `causal` keeps t <= s counted from the upper left, for S = T.
+    """
+    mask = inputs.pair_mask
+    if inputs.causal:
+        shape = (inputs.embeddings.shape[1], inputs.key_length)
+        causal = np.tri(*shape, dtype=np.bool_)[None, None]
+        mask = causal if mask is None else mask & causal
+    if inputs.attend_mask is not None:
+        keys = inputs.attend_mask[:, None, None, :]
+        if mask is None:
+            # The runtime does not broadcast a mask over queries, so S is spelt out.
+            rows, length = inputs.embeddings.shape[:2]
+            mask = np.array(np.broadcast_to(keys, (rows, 1, length, keys.shape[-1])))
+        else:
+            mask = mask & keys
+    return mask
+
+
+def check_signature(
+    found: tuple[GraphTensor, ...], expected: tuple[GraphTensor, ...], where: str
+) -> None:
+    """
+    Return when names, dtypes and fixed axes agree; names first, then axes.
+
+    Raises:
+        ArtifactUnreadable: the first thing that does not.
+    """
+    found_names, expected_names = [t.name for t in found], [t.name for t in expected]
+    if found_names != expected_names:
+        raise ArtifactUnreadable(f"{where} names: expected {expected_names}, found {found_names}")
+    for have, want in zip(found, expected, strict=True):
+        if have.dtype != want.dtype:
+            raise ArtifactUnreadable(
+                f"{where} {want.name}: expected {want.dtype}, found {have.dtype}"
+            )
+        fixed = [axis if isinstance(axis, int) else "*" for axis in have.axes]
+        wanted = [axis if isinstance(axis, int) else "*" for axis in want.axes]
+        if fixed != wanted:
+            raise ArtifactUnreadable(
+                f"{where} {want.name} axes: expected {list(want.axes)}, found {list(have.axes)}"
+            )
+
+
+def _signature(nodes: list[Any]) -> tuple[GraphTensor, ...]:
+    return tuple(
+        GraphTensor(node.name, _DTYPES.get(node.type, node.type), tuple(node.shape))
+        for node in nodes
+    )
+
+
+def _open_session(graph: Graph, provider: Provider, threads: int, *, spin_us: int) -> Any:
+    name = _PROVIDER_NAMES[provider]
+    if name not in onnxruntime.get_available_providers():
+        raise ProviderUnavailable(
+            f"provider: asked for {provider}, but this onnxruntime {onnxruntime.__version__}"
+            f" offers {', '.join(onnxruntime.get_available_providers())};"
+            " cuda needs the package onnxruntime-gpu (extra serve-cuda)"
+        )
+    if provider == "cuda":
+        # Its packages lie where the system's loader does not look.  What it cannot find it
+        # prints; the check says it better.
+        with contextlib.redirect_stdout(io.StringIO()):
+            onnxruntime.preload_dlls()
+        check_cuda(Path(onnxruntime.__file__).parent / "capi")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # The arena keeps the most that any shape ever took; service/host/malloc.py gives it back.
+    options.enable_cpu_mem_arena = False
+    # Spinning threads starve the event loop and each other.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin_us else "0")
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(spin_us))
+    # The runtime copies what it needs while the session is made, and keeps no reference.
+    options.add_external_initializers_from_files_in_memory(
+        [WEIGHTS_FILE], [graph.weights], [len(graph.weights)]
+    )
+    # What else a graph may name, in a branch or a constant, would be looked for in the working
+    # directory: there is no file below this one.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", os.devnull
+    )
+    cuda_options = {"use_tf32": "0"}  # TF32 cannot keep the FP32 parity promise
+    try:
+        session = onnxruntime.InferenceSession(
+            graph.model,
+            options,
+            providers=[(name, cuda_options if provider == "cuda" else {})],
+        )
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ArtifactUnreadable(f"{graph.path}: the runtime cannot read it: {reason}") from error
+    in_use = session.get_providers()
+    if in_use[0] != name:
+        # Asked for what it cannot have, the runtime only warns and uses the CPU.
+        raise ProviderUnavailable(
+            f"provider: asked for {provider}, but the runtime would use {in_use[0]}"
+        )
+    return session

@@ -1,0 +1,286 @@
+"""
+Every check on a call's tensors, whatever format they came in.
+
+Axes: B batch, S query length, T key length (= S for self-attention),
+E embed_dim, M memory width, H heads.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK, LayerConfig
+from service.errors import InvalidInput, TooLarge
+from service.inference.calls import Bools, Call, Floats, Inputs, Lengths, Options
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one call may ask for, and whether NaN and infinity may come in."""
+
+    max_rows: int
+    max_length: int
+    max_tokens: int
+    max_answer_bytes: int
+    refuse_nonfinite: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Tensors:
+    """
+    What a codec read, dense: ragged sequences are padded, with their true lengths beside.
+
+    Shapes: as `engine.Inputs`, not yet checked; lengths are None when all are equal.
+    """
+
+    embeddings: Floats
+    memory: Floats | None = None
+    attend_mask: Bools | None = None
+    pair_mask: Bools | None = None
+    head_mask: Floats | None = None
+    lengths: Lengths | None = None
+    memory_lengths: Lengths | None = None
+
+
+def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limits) -> Call:
+    """
+    Return the call, every shape checked against the layer and the limits.
+
+    Raises:
+        InvalidInput: a tensor is missing, unwanted or of the wrong shape.
+        TooLarge: above a limit.
+    """
+    _check_shape(EMBEDDINGS, tensors.embeddings, ("B", "S", layer.embed_dim))
+    rows, length, _ = tensors.embeddings.shape
+    _check_limits(rows, length, limits)
+    keys = _check_memory(tensors, layer, limits)
+    padded = rows * (length + keys)
+    if padded > limits.max_tokens:
+        raise TooLarge(
+            f"call: at most {limits.max_tokens} queries and keys with their padding,"
+            f" got {rows} sequences of {length} and {keys}: {padded}"
+        )
+    if options.causal and layer.is_cross:
+        raise InvalidInput("causal: expected false for a cross-attention layer, got true")
+    if tensors.attend_mask is not None:
+        _check_shape(ATTEND_MASK, tensors.attend_mask, (rows, keys))
+    if tensors.pair_mask is not None:
+        _check_pair_mask(tensors.pair_mask, rows, layer.num_heads, length, keys)
+    head_mask = tensors.head_mask
+    if head_mask is not None:
+        expected = (layer.num_heads,) if head_mask.ndim == 1 else (rows, layer.num_heads)
+        if head_mask.shape != expected:
+            raise InvalidInput(
+                f"{HEAD_MASK}: expected [{layer.num_heads}] or [{rows}, {layer.num_heads}],"
+                f" got {list(head_mask.shape)}"
+            )
+    _check_heads(options.heads, layer)
+    _check_answer(rows, length, keys, layer, options, limits)
+    if limits.refuse_nonfinite:
+        _check_finite(tensors)
+    return unchecked_call(tensors, options)
+
+
+def answer_bytes(call: Call, layer: LayerConfig) -> int:
+    """Return how much memory the answer to a checked call takes, in FP32."""
+    rows, length, _ = call.inputs.embeddings.shape
+    keys = call.inputs.key_length
+    return _answer_bytes(rows, length, keys, layer, weights=call.weights, heads=call.heads)
+
+
+def unchecked_call(tensors: Tensors, options: Options) -> Call:
+    """Return the call as `to_call` does, where one of the same shapes and options has passed."""
+    inputs = Inputs(
+        tensors.embeddings,
+        tensors.memory,
+        tensors.attend_mask,
+        tensors.pair_mask,
+        tensors.head_mask,
+        options.causal,
+    )
+    return Call(
+        inputs,
+        tensors.lengths,
+        tensors.memory_lengths,
+        weights=options.weights,
+        heads=options.heads,
+        priority=options.priority,
+        timeout_s=options.timeout_s,
+    )
+
+
+def pad(
+    packed: Floats, lengths: Sequence[int], name: str, limits: Limits
+) -> tuple[Floats, Lengths | None]:
+    """
+    Return sequences that lie one after the other [sum of lengths, E] as a block [B, S, E].
+
+    Beyond a sequence's own length the block holds zeros.  The lengths come back
+    as an array, or None when all are equal (then nothing is copied).
+
+    Raises:
+        TooLarge: the block would be above a limit; it is not made.
+    """
+    width, length = packed.shape[-1], max(lengths)
+    if len(set(lengths)) == 1:
+        return packed.reshape(len(lengths), length, width), None
+    check_size(name, len(lengths), length, limits)
+    block = np.zeros((len(lengths), length, width), packed.dtype)
+    start = 0
+    for row, own in zip(block, lengths, strict=True):
+        row[:own] = packed[start : start + own]
+        start += own
+    return block, np.array(lengths, np.int64)
+
+
+def pad_last(parts: Sequence[Bools], name: str, limits: Limits) -> Bools:
+    """
+    Return equally ranked arrays stacked, each padded with false to the largest of all.
+
+    Raises:
+        TooLarge: the stack would take more than the largest answer.
+    """
+    shape = tuple(max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True))
+    size = len(parts) * math.prod(shape)
+    if size > limits.max_answer_bytes:
+        raise TooLarge(
+            f"{name}: at most {limits.max_answer_bytes} bytes with its padding, got {size}"
+        )
+    block = np.zeros((len(parts), *shape), np.bool_)
+    for row, part in zip(block, parts, strict=True):
+        row[tuple(slice(size) for size in part.shape)] = part
+    return block
+
+
+def check_size(name: str, rows: int, length: int, limits: Limits) -> None:
+    """
+    Return when a block of so many sequences may be made.
+
+    Raises:
+        TooLarge: too many sequences, too long ones, or too many tokens together.
+    """
+    if rows > limits.max_rows:
+        raise TooLarge(f"{name}: at most {limits.max_rows} sequences, got {rows}")
+    if length > limits.max_length:
+        raise TooLarge(f"{name}: at most {limits.max_length} tokens long, got {length}")
+    if rows * length > limits.max_tokens:
+        raise TooLarge(
+            f"{name}: at most {limits.max_tokens} tokens with their padding,"
+            f" got {rows} sequences of {length}"
+        )
+
+
+def add_batch_axis(tensors: Tensors) -> Tensors:
+    """Return the tensors of one sequence, given one rank lower, as a batch of one."""
+    memory, attend_mask, pair_mask = tensors.memory, tensors.attend_mask, tensors.pair_mask
+    return replace(
+        tensors,
+        embeddings=tensors.embeddings[None],
+        memory=None if memory is None else memory[None],
+        attend_mask=None if attend_mask is None else attend_mask[None],
+        pair_mask=None if pair_mask is None else pair_mask[None],
+    )
+
+
+def _check_shape(name: str, tensor: Floats | Bools, expected: tuple[int | str, ...]) -> None:
+    fits = tensor.ndim == len(expected) and all(
+        isinstance(want, str) or have == want
+        for have, want in zip(tensor.shape, expected, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(str(axis) for axis in expected)
+        raise InvalidInput(f"{name}: expected [{wanted}], got {list(tensor.shape)}")
+
+
+def _check_limits(rows: int, length: int, limits: Limits) -> None:
+    if rows < 1 or length < 1:
+        raise InvalidInput(
+            f"{EMBEDDINGS}: expected at least one sequence of at least one token,"
+            f" got {rows} of {length}"
+        )
+    check_size(EMBEDDINGS, rows, length, limits)
+
+
+def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
+    """Return T."""
+    rows, length, _ = tensors.embeddings.shape
+    if layer.memory_dim is None:
+        if tensors.memory is not None:
+            raise InvalidInput(f"{MEMORY}: expected none for a self-attention layer, got one")
+        return int(length)
+    if tensors.memory is None:
+        raise InvalidInput(
+            f"{MEMORY}: expected [B, T, {layer.memory_dim}] for a cross-attention layer, got none"
+        )
+    _check_shape(MEMORY, tensors.memory, (rows, "T", layer.memory_dim))
+    keys = tensors.memory.shape[1]
+    if keys < 1:
+        raise InvalidInput(f"{MEMORY}: expected at least one key, got none")
+    check_size(MEMORY, rows, keys, limits)
+    return int(keys)
+
+
+def _check_pair_mask(mask: Bools, rows: int, heads: int, length: int, keys: int) -> None:
+    fits = mask.ndim == 4 and all(
+        have in want
+        for have, want in zip(mask.shape, ({1, rows}, {1, heads}, {length}, {keys}), strict=True)
+    )
+    if not fits:
+        raise InvalidInput(
+            f"{PAIR_MASK}: expected [{rows} or 1, {heads} or 1, {length}, {keys}]"
+            f" (batch, heads, queries, keys), got {list(mask.shape)}"
+        )
+
+
+def _check_heads(heads: tuple[int, ...] | None, layer: LayerConfig) -> None:
+    if heads is None:
+        return
+    last = layer.num_heads - 1
+    odd = next((head for head in heads if not 0 <= head <= last), None)
+    if odd is not None:
+        told = odd if abs(odd) < 2**31 else "a number without measure"
+        raise InvalidInput(f"weights: expected heads from 0 to {last}, got {told}")
+    if len(set(heads)) < len(heads):
+        twice = next(head for i, head in enumerate(heads) if head in heads[:i])
+        raise InvalidInput(f"weights: expected each head once, got {twice} again")
+
+
+def _check_answer(
+    rows: int, length: int, keys: int, layer: LayerConfig, options: Options, limits: Limits
+) -> None:
+    size = _answer_bytes(rows, length, keys, layer, weights=options.weights, heads=options.heads)
+    if size > limits.max_answer_bytes:
+        raise TooLarge(
+            f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {size}"
+        )
+
+
+def _answer_bytes(
+    rows: int,
+    length: int,
+    keys: int,
+    layer: LayerConfig,
+    *,
+    weights: bool,
+    heads: tuple[int, ...] | None,
+) -> int:
+    numbers = rows * length * layer.embed_dim
+    if weights:
+        count = layer.num_heads if heads is None else len(heads)
+        # A sequence is run with all of its heads, whichever are asked for.
+        numbers += max(rows * count, layer.num_heads) * length * keys
+    return 4 * numbers
+
+
+def _check_finite(tensors: Tensors) -> None:
+    floats = {
+        EMBEDDINGS: tensors.embeddings,
+        MEMORY: tensors.memory,
+        HEAD_MASK: tensors.head_mask,
+    }
+    for name, tensor in floats.items():
+        if tensor is not None and not np.isfinite(tensor).all():
+            place = np.argwhere(~np.isfinite(tensor))[0].tolist()
+            raise InvalidInput(f"{name}: expected finite numbers, got another at {place}")

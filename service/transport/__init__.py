@@ -1,0 +1,1 @@
+"""HTTP/1.1 without tensors: connections, requests and errors on the wire."""
