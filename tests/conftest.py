@@ -24,12 +24,12 @@ ALLOWED_SKIPS = frozenset({"this machine's runtime offers CUDA"})
 _FOR_THE_MAIN_ENVIRONMENT = [
     "bench/test_inprocess.py",
     "bench/test_report.py",
+    "export/*",
     "loadtest/*",
-    "test_client_control.py",
-    "test_clients.py",
-    "test_export_*.py",
-    "test_minilm.py",
-    "test_perf_analyzer.py",
+    "system/test_client_control.py",
+    "system/test_clients.py",
+    "system/test_minilm.py",
+    "system/test_perf_analyzer.py",
 ]
 collect_ignore_glob = [] if HAS_TORCH else _FOR_THE_MAIN_ENVIRONMENT
 

@@ -12,8 +12,8 @@ What differs from uvicorn's `HttpToolsProtocol`:
 - A request head must arrive in time and stay within `MAX_HEAD_BYTES`.  The same time is
   given to the rest of a body whose request was answered early.
 
-`tests/test_protocol.py` names everything of uvicorn that this relies on.  The file is long
-because uvicorn's connection is one class, whose state all of this shares.
+`tests/service/transport/test_connection.py` names everything of uvicorn that this relies on.
+The file is long because uvicorn's connection is one class, whose state all of this shares.
 """
 
 import asyncio

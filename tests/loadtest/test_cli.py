@@ -21,10 +21,10 @@ from loadtest.plan import Live, Plan
 from loadtest.point import Point
 from loadtest.progress import Display, duration_text, live_text, result_text
 from loadtest.work import Work
+from tests.service.transport.test_tls import Files
 from tests.support.layers import Layers
 from tests.support.load_stub import Stub
 from tests.support.server import ROOT, Server, until
-from tests.test_tls import Files
 
 QUICK = ("--null-time", "0", "--warmup", "0", "--max-lag", "1h", "--max-spread", "1000000%")
 """A machine that is busy with other tests makes no load unstable."""

@@ -206,7 +206,7 @@ def test_failing_requests_end_the_run_with_our_message(
 
 def test_readme_command_measures_what_it_says(server: Server) -> None:
     """As it stands there, on a narrower layer and for a shorter time."""
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
     [command] = re.findall(r"^\$ (perf_analyzer .*)$", readme, re.MULTILINE)
     words = shlex.split(command.replace(":8,768", ":8,24"))
     options = words[words.index("mha") + 1 :]

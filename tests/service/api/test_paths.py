@@ -17,7 +17,7 @@ from service.inference.artifact import read_artifact
 from service.inference.engine import OnnxEngine
 from tests.support.layers import CONFIGS, Layers, sha256_of
 from tests.support.server import ROOT, Server
-from tests.test_main import serve
+from tests.system.test_main import serve
 
 MARK = "a-secret-of-the-host"
 EMBEDDINGS = {"name": "embeddings", "shape": [1, 1, 8], "datatype": "FP32", "data": [0.5] * 8}

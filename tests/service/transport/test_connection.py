@@ -129,7 +129,7 @@ def test_uvicorn_has_the_attributes_that_a_connection_relies_on() -> None:
 
 def test_uvicorn_is_pinned_to_the_version_that_is_tested() -> None:
     """A range of more would promise what nobody tried."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[3]
     major, minor = version("uvicorn").split(".")[:2]
 
     pinned = f'"uvicorn>={major}.{minor},<{major}.{int(minor) + 1}"'

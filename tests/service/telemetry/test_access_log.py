@@ -28,9 +28,9 @@ from service.log_writer import LogWriter
 from service.logs import Log
 from service.telemetry.access_log import AccessLog
 from service.telemetry.request_record import RequestRecord
+from tests.service.test_logs import TIME
 from tests.support.layers import Layers
 from tests.support.server import ROOT, Server, until
-from tests.test_logs import TIME
 
 FIELDS = [
     *("time", "level", "message"),

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from service.api.api_keys import Keys
 from service.errors import SettingsInvalid
 from service.transport.receiving import Received, joined
+from tests.service.api.test_fast_path import request as infer_request
+from tests.service.telemetry.test_tracing import Collector, collector, needs_otel
+from tests.service.transport.test_tls import Files, tls_server, trusting
 from tests.support.layers import Layers
 from tests.support.server import Server, until
-from tests.test_express import request as infer_request
-from tests.test_tls import Files, tls_server, trusting
-from tests.test_tracing import Collector, collector, needs_otel
 
 __all__ = ["collector"]
 

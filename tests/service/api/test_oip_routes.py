@@ -23,7 +23,7 @@ from service.errors import NotReady
 from service.inference.models import Models
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import Server, until
-from tests.test_reload import publish
+from tests.system.test_reload import publish
 
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")

@@ -11,10 +11,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.service.transport.test_framing import HIDDEN, LAST, OFFERS, post
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 from tests.support.wire import answers_in
-from tests.test_framing import HIDDEN, LAST, OFFERS, post
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from bench.servers import HOST, free_port
 from loadtest.endpoint import request_bytes
 from tests.support.layers import Layers
 from tests.support.server import Server, until
-from tests.test_main import metric
+from tests.system.test_main import metric
 
 CLIENTS = 1000
 RESTARTS = 20

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.layers import Layers
 from tests.support.server import Server, until
-from tests.test_main import metric
+from tests.system.test_main import metric
 
 TIMEOUT_S = 1
 INFER = "/v2/models/{name}/infer"

@@ -25,10 +25,10 @@ from safetensors.numpy import load, save
 from service.errors import SettingsInvalid
 from service.settings import Settings
 from service.transport.tls import tls_context
+from tests.service.test_probe import probe
 from tests.support.layers import Layers
 from tests.support.server import Server, until
-from tests.test_main import metric, serve
-from tests.test_probe import probe
+from tests.system.test_main import metric, serve
 
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}
 KEY = "a-key-that-is-long-enough-for-the-server"

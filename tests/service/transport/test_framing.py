@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.transport.connection import MAX_HEAD_BYTES
+from tests.service.api.test_fast_path import connect, request
 from tests.support.layers import Layers
 from tests.support.server import Server
 from tests.support.wire import App, Piece, answers_in
-from tests.test_express import connect, request
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"

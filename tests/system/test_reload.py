@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from tests.support.layers import Layers
 from tests.support.server import Server, until
-from tests.test_main import serve
+from tests.system.test_main import serve
 
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}
 

@@ -16,8 +16,8 @@ import pytest
 from service import __version__
 from service.errors import HeadwiseError
 from service.settings import Settings
+from tests.service.transport.test_problems import kinds
 from tests.support.server import ROOT, Server
-from tests.test_problems import kinds
 
 README = (ROOT / "README.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"

@@ -9,9 +9,9 @@ import pytest
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.service.api.test_oip_routes import LEVELS, TRACE
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import Server
-from tests.test_protocol_routes import LEVELS, TRACE
 
 
 @pytest.fixture

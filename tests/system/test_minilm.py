@@ -4,7 +4,7 @@ The first real run: all six layers of a trained model, served, against transform
 The weights are those of all-MiniLM-L6-v2, which a package ships.  transformers
 runs it on sentences; a served layer is given the same input as the layer in
 there, and must find the same output and the same weights of every head.
-`pytest --log-cli-level=INFO tests/test_minilm.py` shows the differences.
+`pytest --log-cli-level=INFO tests/system/test_minilm.py` shows the differences.
 """
 
 import logging

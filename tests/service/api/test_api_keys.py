@@ -24,7 +24,7 @@ from service.errors import SettingsInvalid, Unauthorized
 from service.transport.connection import MAX_HEAD_BYTES
 from tests.support.layers import Layers
 from tests.support.server import Server, until
-from tests.test_main import serve
+from tests.system.test_main import serve
 
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}
 KEY, OTHER = "k" * 30 + "-~", "AbC123._/+" * 4 + "=="
