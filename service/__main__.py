@@ -15,8 +15,8 @@ from functools import partial
 import uvicorn
 
 from service import __version__
-from service.api.api_keys import Keys
-from service.api.fast_path import Express
+from service.api.api_keys import ApiKeys
+from service.api.fast_path import InferFastPath
 from service.app import create_app
 from service.errors import SettingsInvalid, StartRefused
 from service.host.cpu import CpuBudget, cpu_budget
@@ -24,7 +24,7 @@ from service.host.malloc import keep_blocks
 from service.inference.batcher import Batcher
 from service.inference.batches import BatchLimits
 from service.inference.engine import Engine
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.inference.models import Models, loader
 from service.inference.schedule import QueueLimits
 from service.logs import Log, configure, event
@@ -81,7 +81,7 @@ class _Server(uvicorn.Server):
         settings: Settings,
         budget: CpuBudget,
         tracing: Tracing,
-        keys: Keys | None,
+        keys: ApiKeys | None,
         tls: ssl.SSLContext | None,
         url: str,
         log: Log,
@@ -90,14 +90,14 @@ class _Server(uvicorn.Server):
         self._log = log
         self._settings = settings
         self._keys = keys
-        self._life = Life()
+        self._lifecycle = Lifecycle()
         self._tasks: set[asyncio.Task[None]] = set()
         metrics = Metrics()
         self._models = _models(settings, budget, metrics)
-        app, express = create_app(
+        app, fast_path = create_app(
             settings,
             self._models,
-            self._life,
+            self._lifecycle,
             metrics,
             tracing,
             keys,
@@ -111,7 +111,7 @@ class _Server(uvicorn.Server):
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                http=_connections(settings, express, keys),  # type: ignore[arg-type]
+                http=_connections(settings, fast_path, keys),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="on",
                 timeout_keep_alive=settings.keep_alive_s,
@@ -150,19 +150,19 @@ class _Server(uvicorn.Server):
             self._start(asyncio.to_thread(self._keys.refresh, retry=True))
 
     def _on_stop(self, number: signal.Signals) -> None:
-        if self._life.phase != "serving":
+        if self._lifecycle.phase != "serving":
             event("stopping now: told a second time")
             self._log.writer.flush()
             os._exit(128 + number)
         # A person at a terminal has no load balancer that must notice first.
         grace_s = 0.0 if number == signal.SIGINT else self._settings.grace_s
         event("stopping", signal=number.name, grace_s=grace_s)
-        self._life.phase = "grace"
+        self._lifecycle.phase = "grace"
         self._end_within(grace_s + self._settings.drain_s + _CONNECTION_END_S + _CLEAN_UP_S)
         self._start(self._stop(grace_s))
 
     async def _stop(self, grace_s: float) -> None:
-        finished = await self._life.stop(grace_s=grace_s, drain_s=self._settings.drain_s)
+        finished = await self._lifecycle.stop(grace_s=grace_s, drain_s=self._settings.drain_s)
         event("stopped", every_call_answered=finished)
         self._end()
 
@@ -181,7 +181,7 @@ class _Server(uvicorn.Server):
 
 
 def _connections(
-    settings: Settings, fast_path: Express, keys: Keys | None
+    settings: Settings, fast_path: InferFastPath, keys: ApiKeys | None
 ) -> Callable[..., asyncio.BaseProtocol]:
     """Return what makes a connection's protocol; uvicorn only calls it."""
     made = partial(
@@ -252,7 +252,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise SettingsInvalid(f"host, port: cannot listen on {host}:{port}: {reason}") from None
 
 
-def _keys(settings: Settings) -> Keys | None:
+def _keys(settings: Settings) -> ApiKeys | None:
     """
     Return the keys that callers need; None = they need none.
 
@@ -260,7 +260,7 @@ def _keys(settings: Settings) -> Keys | None:
         SettingsInvalid: the file is wrong, or one is needed for what shall be kept from callers.
     """
     if settings.api_keys_file is not None:
-        return Keys(settings.api_keys_file)
+        return ApiKeys(settings.api_keys_file)
     if settings.metrics_need_key:
         raise SettingsInvalid("metrics_need_key: expected api_keys_file beside it, got none")
     return None

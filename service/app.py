@@ -17,33 +17,33 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from service import __version__
-from service.api.api_keys import Keys
+from service.api.api_keys import ApiKeys
 from service.api.error_handlers import (
     answer_failure,
     answer_http_exception,
     answer_problem,
     answer_validation_error,
 )
-from service.api.fast_path import Express
+from service.api.fast_path import InferFastPath
 from service.api.infer import Inference
 from service.api.middleware import HEALTH, METRICS, RequestFrame
-from service.api.oip_routes import ProtocolRoutes
+from service.api.oip_routes import OipRoutes
 from service.api.openapi import inference_paths, with_keys
 from service.api.routes import Routes
 from service.api.shared_memory_routes import SharedMemoryRoutes
 from service.api.unsent_answers import UnsentAnswers
-from service.codecs.offload import UnawaitedThreads, Workers
+from service.codecs.offload import Offload, UnawaitedThreads
 from service.codecs.shared_memory import SharedMemory
 from service.errors import HeadwiseError, StartRefused
 from service.host.malloc import give_back
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.inference.models import Models
 from service.inference.validation import Limits
 from service.logs import event
 from service.settings import Settings
 from service.telemetry.access_log import AccessLog
 from service.telemetry.metrics import Metrics
-from service.telemetry.recorder import Journal
+from service.telemetry.recorder import Recorder
 from service.telemetry.statistics import Statistics
 from service.telemetry.tracing import Tracing
 
@@ -63,22 +63,22 @@ Masks say **true = takes part**. Errors are `{"error": …, "code": …}` with a
 def create_app(
     settings: Settings,
     models: Models,
-    life: Life,
+    lifecycle: Lifecycle,
     metrics: Metrics,
     tracing: Tracing,
-    keys: Keys | None,
+    keys: ApiKeys | None,
     access_log: AccessLog,
     *,
     refuse: Callable[[StartRefused], None],
-) -> tuple[ASGIApp, Express]:
+) -> tuple[ASGIApp, InferFastPath]:
     """
-    Return the application, and its express way.
+    Return the application, and its fast path.
 
     Starting it loads and warms the models up in the background.  It answers `live` at
     once and `ready` once every model gave its golden answer.
     `refuse` is called when an artifact cannot be read: the process must not go on.
     """
-    workers = Workers()
+    offload = Offload()
     statistics = Statistics()
     unsent = UnsentAnswers(settings.unsent_bytes, metrics)
     shared_memory = SharedMemory(is_offered=settings.shared_memory)
@@ -108,7 +108,7 @@ def create_app(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await models.close()
-        workers.close()
+        offload.close()
         tracing.close()
 
     app = FastAPI(
@@ -120,28 +120,41 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(Routes(settings, limits, models, life, metrics).router())
-    app.include_router(ProtocolRoutes(settings, models, life, statistics, workers).router())
-    app.include_router(SharedMemoryRoutes(settings, shared_memory, workers).router())
+    app.include_router(Routes(settings, limits, models, lifecycle, metrics).router())
+    app.include_router(OipRoutes(settings, models, lifecycle, statistics, offload).router())
+    app.include_router(SharedMemoryRoutes(settings, shared_memory, offload).router())
     open_paths = HEALTH if settings.metrics_need_key else (*HEALTH, METRICS)
     _add_docs(app, None if keys is None else open_paths)
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
     app.add_exception_handler(Exception, answer_failure)
-    journal = Journal(metrics, tracing, access_log)
+    recorder = Recorder(metrics, tracing, access_log)
     inference = Inference(
-        app, settings, limits, models, life, journal, workers, statistics, shared_memory, unsent
+        app,
+        settings,
+        limits,
+        models,
+        lifecycle,
+        recorder,
+        offload,
+        statistics,
+        shared_memory,
+        unsent,
     )
-    framed = RequestFrame(inference, life=life, journal=journal, keys=keys, open_paths=open_paths)
-    return framed, Express(settings, limits, models, life, keys, journal, statistics, unsent)
+    framed = RequestFrame(
+        inference, lifecycle=lifecycle, recorder=recorder, keys=keys, open_paths=open_paths
+    )
+    return framed, InferFastPath(
+        settings, limits, models, lifecycle, keys, recorder, statistics, unsent
+    )
 
 
 async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:
     started = time.monotonic()
     async with models.changing:
         try:
-            await asyncio.to_thread(models.load)
+            await asyncio.to_thread(models.load_all)
         except StartRefused as error:
             refuse(error)
             return
@@ -176,7 +189,7 @@ async def _poll(models: Models, seconds: float) -> None:
         await models.refresh(retry=False)
 
 
-async def _watch(keys: Keys) -> None:
+async def _watch(keys: ApiKeys) -> None:
     while True:
         await asyncio.sleep(_WATCH_S)
         await asyncio.to_thread(keys.refresh, retry=False)

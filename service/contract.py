@@ -115,7 +115,7 @@ def graph_inputs(layer: LayerConfig) -> tuple[GraphTensor, ...]:
     """
     List what the graph of `layer` must take, in order.
 
-    The graph's one mask is the full one; the engine folds `attend_mask` and
+    The graph's one mask is the ASGI path; the engine folds `attend_mask` and
     `causal` into it.  While `plain` is true neither mask is looked at, so any
     shape will do.
     """

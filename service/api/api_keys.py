@@ -51,7 +51,7 @@ class _Key:
     digest: bytes
 
 
-class Keys:
+class ApiKeys:
     """
     The keys that are valid now; asked on the event loop, read again in any thread.
 

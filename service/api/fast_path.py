@@ -1,11 +1,11 @@
 """
-The express way: a small call that came whole, from bytes to bytes without a stop.
+The fast path: a small call that came whole, from bytes to bytes without a stop.
 
 Most calls of the protocol are small, and like the one before.  Of such a call a task,
 ASGI's messages and the layers between would take the greater part (bench/NOTES.md, "the
-express way").  So the connection offers here what it received; what is of the usual kind
+fast path").  So the connection offers here what it received; what is of the usual kind
 goes straight into the queue, and its answer straight to the socket.  Whatever else it is,
-and whatever is wrong with it, goes the full way, which tells: see `inference`.
+and whatever is wrong with it, goes the ASGI path, which tells: see `inference`.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
-from service.api.api_keys import Keys, without_keys
+from service.api.api_keys import ApiKeys, without_keys
 from service.api.openapi import INFER, INFER_VERSION
 from service.api.unsent_answers import UnsentAnswers
 from service.codecs import attention_json, oip_request, oip_response
@@ -28,7 +28,7 @@ from service.contract import LayerConfig
 from service.errors import Failed, HeadwiseError
 from service.inference.batcher import QueuedCall
 from service.inference.calls import Answer, Call
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.inference.models import Model, Models
 from service.inference.validation import Limits, Tensors, answer_bytes, to_call, unchecked_call
 from service.settings import Settings
@@ -36,7 +36,7 @@ from service.telemetry.recorder import (
     CLIENT_LEFT,
     CLIENT_STALLED,
     REQUEST_ID,
-    Journal,
+    Recorder,
     new_request_id,
     own_request_id,
     stages_of,
@@ -103,7 +103,7 @@ class _Route:
     """What the last call said beside its numbers, and for which layer its shapes were right."""
 
 
-class Express:
+class InferFastPath:
     """Takes calls of the usual kind."""
 
     def __init__(
@@ -111,18 +111,18 @@ class Express:
         settings: Settings,
         limits: Limits,
         models: Models,
-        life: Life,
-        keys: Keys | None,
-        journal: Journal,
+        lifecycle: Lifecycle,
+        keys: ApiKeys | None,
+        recorder: Recorder,
         statistics: Statistics,
         unsent: UnsentAnswers,
     ) -> None:
         self._settings = settings
         self._limits = limits
         self._models = models
-        self._life = life
+        self._lifecycle = lifecycle
         self._keys = keys
-        self._journal = journal
+        self._recorder = recorder
         self._statistics = statistics
         self._unsent = unsent
         self._routes: dict[bytes, _Route] = {}
@@ -136,7 +136,7 @@ class Express:
         found = self._route(data, end)
         return 0 if found is None else max(0, end + found[0].body_bytes - len(data))
 
-    def take(self, data: bytes, connection: Connection) -> "Ride | None":
+    def take(self, data: bytes, connection: Connection) -> "PendingCall | None":
         """
         Take the request, which `connection.answer` will be called for once; None = it is not taken.
 
@@ -144,13 +144,13 @@ class Express:
         request that is not taken.
         """
         end = data.find(END) + len(END)
-        found = self._route(data, end) if self._life.phase == "serving" else None
+        found = self._route(data, end) if self._lifecycle.phase == "serving" else None
         if found is None or len(data) != end + found[0].body_bytes:
             return None
         route, key = found
         started = time.monotonic()
         try:
-            model = self._models.ready(self._models.get(route.plain_name, route.version))
+            model = self._models.require_ready(self._models.get(route.plain_name, route.version))
             body = memoryview(data)[end:]
             asked = oip_request.outline(body, route.json_bytes, route.with_weights, route.timeout_s)
             if asked.slots:
@@ -177,22 +177,22 @@ class Express:
                 call.rows,
                 call.tokens,
             )
-            ride = Ride(route, connection, model, asked, counted, record, size)
-            deliver = partial(self._arrive, ride)
-            ride.entry = model.batcher.enter(call, deliver, on_run=counted.run)
+            pending = PendingCall(route, connection, model, asked, counted, record, size)
+            deliver = partial(self._arrive, pending)
+            pending.entry = model.batcher.enter(call, deliver, on_run=counted.run)
         except HeadwiseError:
             return None
         self._unsent.add(size)
-        self._life.begin()
-        return ride
+        self._lifecycle.begin()
+        return pending
 
-    def leave(self, ride: "Ride") -> None:
+    def leave(self, pending: "PendingCall") -> None:
         """Forget a call whose caller has left."""
-        entry, ride.entry = ride.entry, None
+        entry, pending.entry = pending.entry, None
         if entry is not None:
-            ride.model.batcher.leave(entry)
-        ride.counted.failed(time.monotonic() - ride.record.started)
-        self._end(ride, CLIENT_LEFT, None, 0)
+            pending.model.batcher.leave(entry)
+        pending.counted.failed(time.monotonic() - pending.record.started)
+        self._end(pending, CLIENT_LEFT, None, 0)
 
     def _route(self, data: bytes, end: int) -> tuple[_Route, str | None] | None:
         """
@@ -277,29 +277,29 @@ class Express:
             trace_context={name: named[name] for name in CONTEXT_HEADERS if name in named},
         )
 
-    def _arrive(self, ride: "Ride", outcome: Answer | Exception) -> None:
+    def _arrive(self, pending: "PendingCall", outcome: Answer | Exception) -> None:
         """Answer, whatever became of the call."""
-        ride.entry = None  # the entry leads here: a ring would keep the answer's memory
+        pending.entry = None  # the entry leads here: a ring would keep the answer's memory
         try:
             if isinstance(outcome, Answer):
-                self._answer(ride, outcome)
+                self._answer(pending, outcome)
             elif isinstance(outcome, HeadwiseError):
-                self._refuse(ride, outcome)
+                self._refuse(pending, outcome)
             else:
                 raise outcome
         except Exception as error:
-            ride.record.failure = error
-            if ride.is_answered:
-                self._journal.failure(ride.record)
+            pending.record.failure = error
+            if pending.is_answered:
+                self._recorder.failure(pending.record)
             else:
-                self._refuse(ride, Failed(INTERNAL))
+                self._refuse(pending, Failed(INTERNAL))
 
-    def _answer(self, ride: "Ride", answer: Answer) -> None:
+    def _answer(self, pending: "PendingCall", answer: Answer) -> None:
         """Send the answer, then write down what became of it: its caller may go on meanwhile."""
-        route, model = ride.route, ride.model
+        route, model = pending.route, pending.model
         encode_started = time.monotonic()
         length, header_size, chunks = oip_response.encode(
-            route.name, model.version, ride.asked, answer, {}
+            route.name, model.version, pending.asked, answer, {}
         )
         pieces = list(chunks)
         length = sum(map(len, pieces)) if length is None else length
@@ -308,62 +308,66 @@ class Express:
             headers = [_BINARY, (_HEADER_LENGTH, b"%d" % header_size)]
         now = time.monotonic()
         stages = stages_of(answer)
-        stages["encode"], stages["total"] = now - encode_started, now - ride.record.started
+        stages["encode"], stages["total"] = now - encode_started, now - pending.record.started
         headers += [(b"content-length", b"%d" % length), timing(stages)]
-        self._send(ride, 200, headers, pieces)
+        self._send(pending, 200, headers, pieces)
 
         def note(delivery: Delivery) -> None:
-            if self._end_sent(ride, 200, None, length, delivery):
-                self._journal.call(model.name, answer, stages, route.trace_context, ride.counted)
+            if self._end_sent(pending, 200, None, length, delivery):
+                self._recorder.call(
+                    model.name, answer, stages, route.trace_context, pending.counted
+                )
             else:
-                ride.counted.failed(time.monotonic() - ride.record.started)
+                pending.counted.failed(time.monotonic() - pending.record.started)
 
-        ride.connection.when_delivered(note)
+        pending.connection.when_delivered(note)
 
-    def _refuse(self, ride: "Ride", error: HeadwiseError) -> None:
+    def _refuse(self, pending: "PendingCall", error: HeadwiseError) -> None:
         """Send what went wrong, then write down what became of it."""
-        seconds = time.monotonic() - ride.record.started
+        seconds = time.monotonic() - pending.record.started
         status, headers, body = answer_of(error)
-        if status == 500 and ride.record.failure is None:
-            ride.record.failure = error
+        if status == 500 and pending.record.failure is None:
+            pending.record.failure = error
         headers.append(timing({"total": seconds}))
-        self._send(ride, status, headers, [body])
-        ride.counted.failed(seconds)
+        self._send(pending, status, headers, [body])
+        pending.counted.failed(seconds)
 
         def note(delivery: Delivery) -> None:
-            self._end_sent(ride, status, error.code, len(body), delivery)
+            self._end_sent(pending, status, error.code, len(body), delivery)
 
-        ride.connection.when_delivered(note)
+        pending.connection.when_delivered(note)
 
-    def _send(self, ride: "Ride", status: int, headers: Headers, pieces: list[Chunk]) -> None:
-        headers.append((REQUEST_ID, ride.record.request_id.encode()))
-        if self._life.phase != "serving":
+    def _send(
+        self, pending: "PendingCall", status: int, headers: Headers, pieces: list[Chunk]
+    ) -> None:
+        headers.append((REQUEST_ID, pending.record.request_id.encode()))
+        if self._lifecycle.phase != "serving":
             headers.append(CLOSE)
-        ride.is_answered = True
-        ride.connection.answer(status, headers, pieces)
+        pending.is_answered = True
+        pending.connection.answer(status, headers, pieces)
 
     def _end_sent(
-        self, ride: "Ride", status: int, code: str | None, size: int, delivery: Delivery
+        self, pending: "PendingCall", status: int, code: str | None, size: int, delivery: Delivery
     ) -> bool:
         """Write a request down whose answer was written; return whether all of it was sent."""
         if delivery.is_whole:
-            self._end(ride, status, code, size)
+            self._end(pending, status, code, size)
         else:
             code = CLIENT_STALLED if delivery.is_stalled else None
-            self._end(ride, CLIENT_LEFT, code, max(0, size - delivery.unsent_bytes))
+            self._end(pending, CLIENT_LEFT, code, max(0, size - delivery.unsent_bytes))
         return delivery.is_whole
 
-    def _end(self, ride: "Ride", status: int, code: str | None, size: int) -> None:
+    def _end(self, pending: "PendingCall", status: int, code: str | None, size: int) -> None:
         """Write a request down of whose answer so many bytes were sent."""
-        self._unsent.add(-ride.reserved_bytes)
-        self._life.end()
-        record = ride.record
+        self._unsent.add(-pending.reserved_bytes)
+        self._lifecycle.end()
+        record = pending.record
         record.status, record.code, record.answer_bytes = status, code, size
-        self._journal.request(record)
+        self._recorder.request(record)
 
 
 @dataclass(eq=False, slots=True)
-class Ride:
+class PendingCall:
     """A call on its way."""
 
     route: _Route

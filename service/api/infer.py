@@ -1,5 +1,5 @@
 """
-The two endpoints that take tensors, the full way: bytes in, bytes out, the rest delegated.
+The two endpoints that take tensors, the ASGI path: bytes in, bytes out, the rest delegated.
 
 They stand before the framework's routes, not among them: of the time that a
 small call takes, the framework's layers would take the greater part.
@@ -18,7 +18,7 @@ from service.api.unsent_answers import UnsentAnswers
 from service.codecs import attention_json, attention_safetensors, oip_request, oip_response
 from service.codecs.chunks import Chunk, gathered
 from service.codecs.compression import accepted, compress, decompress, encoding_of
-from service.codecs.offload import JSON_PER_RAW_BYTE, Size, Workers
+from service.codecs.offload import JSON_PER_RAW_BYTE, Offload, Size
 from service.codecs.options import from_query
 from service.codecs.shared_memory import SharedMemory
 from service.errors import (
@@ -29,11 +29,11 @@ from service.errors import (
     UnsupportedMediaType,
 )
 from service.inference.calls import Answer
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.inference.models import Model, Models
 from service.inference.validation import Limits, answer_bytes, to_call
 from service.settings import Settings
-from service.telemetry.recorder import Journal, stages_of, timing
+from service.telemetry.recorder import Recorder, stages_of, timing
 from service.telemetry.statistics import ModelStatistics, Statistics
 from service.transport.exchange import Exchange
 from service.transport.problems import answer_of
@@ -80,9 +80,9 @@ class Inference:
         settings: Settings,
         limits: Limits,
         models: Models,
-        life: Life,
-        journal: Journal,
-        workers: Workers,
+        lifecycle: Lifecycle,
+        recorder: Recorder,
+        offload: Offload,
         statistics: Statistics,
         shared_memory: SharedMemory,
         unsent: UnsentAnswers,
@@ -91,9 +91,9 @@ class Inference:
         self._settings = settings
         self._limits = limits
         self._models = models
-        self._life = life
-        self._journal = journal
-        self._workers = workers
+        self._lifecycle = lifecycle
+        self._recorder = recorder
+        self._offload = offload
         self._statistics = statistics
         self._shared_memory = shared_memory
         self._unsent = unsent
@@ -138,18 +138,18 @@ class Inference:
         single = False
         if format_in == attention_json.MEDIA_TYPE:
             size = Size(json_bytes=len(content))
-            tensors, options, single = await self._workers.decode(
+            tensors, options, single = await self._offload.decode(
                 size, attention_json.decode, content, outer, self._limits
             )
         else:
             size = Size(raw_bytes=len(content))
-            tensors, options = await self._workers.decode(
+            tensors, options = await self._offload.decode(
                 size, attention_safetensors.decode, content, outer, self._limits
             )
         model = self._models.get(options.model)
         record = exchange.record
         record.model, record.version = model.name, model.version
-        self._models.ready(model)
+        self._models.require_ready(model)
         call = to_call(tensors, options, model.layer, self._limits)
         record.rows, record.tokens = call.rows, call.tokens
         with self._unsent.reserved(answer_bytes(call, model.layer)):
@@ -189,13 +189,13 @@ class Inference:
     ) -> None:
         """Answer in JSON, binary tensors or both; `<name>-weights` also has the weights."""
         _, with_weights = oip_request.split_model_name(name)
-        self._models.ready(model)
+        self._models.require_ready(model)
         model.batcher.check_room()  # a call that is refused anyhow is not read
         timeout_s = from_query([], exchange.headers).get("timeout_s")
         content = await self._body(exchange)
         header_length = exchange.headers.get(oip_request.HEADER_LENGTH)
         json_bytes = oip_request.json_size(header_length, len(content))
-        asked = await self._workers.decode(
+        asked = await self._offload.decode(
             Size(json_bytes=json_bytes, raw_bytes=len(content) - json_bytes),
             oip_request.decode,
             content,
@@ -207,7 +207,7 @@ class Inference:
         if asked.borrowed:
             size = Size(raw_bytes=sum(places[tensor].byte_size for tensor in asked.borrowed))
             limit = self._settings.max_body_bytes
-            asked = await self._workers.do(size, oip_request.borrow, asked, places, limit)
+            asked = await self._offload.do(size, oip_request.borrow, asked, places, limit)
         call = to_call(asked.tensors, asked.options, model.layer, self._limits)
         exchange.record.rows, exchange.record.tokens = call.rows, call.tokens
         if asked.kept:
@@ -215,7 +215,7 @@ class Inference:
         with self._unsent.reserved(answer_bytes(call, model.layer)):
             answer = await model.batcher.submit(call, on_run=counted.run)
             at_once, sent = oip_response.sizes(asked, answer)
-            length, header_size, pieces = await self._workers.do(
+            length, header_size, pieces = await self._offload.do(
                 at_once, oip_response.encode, name, model.version, asked, answer, places
             )
             if header_size is None:
@@ -238,7 +238,7 @@ class Inference:
                 that is closed over an unread body loses the answer, too.
         """
         try:
-            self._life.check_takes_calls()
+            self._lifecycle.check_takes_calls()
         except Draining:
             await self._body(exchange)
             raise
@@ -254,7 +254,7 @@ class Inference:
         if encoding is None:
             return content
         limit = settings.max_decompressed_bytes
-        return await self._workers.interruptible(decompress, content, encoding, limit)
+        return await self._offload.interruptible(decompress, content, encoding, limit)
 
     async def _reply(
         self,
@@ -285,7 +285,7 @@ class Inference:
             stages |= {"encode": now - encode_started, "total": now - started}
             headers = [*reply.headers, (b"content-length", b"%d" % len(content)), timing(stages)]
             await exchange.answer(headers, content)
-            self._journal.call(model.name, answer, stages, exchange.headers, counted)
+            self._recorder.call(model.name, answer, stages, exchange.headers, counted)
             return
         # What comes after the first byte is not known when the headers go out.
         told = stages | {"total": time.monotonic() - started}
@@ -296,10 +296,10 @@ class Inference:
             headers.append((b"content-encoding", encoding.encode()))
         elif reply.length is not None:
             headers.append((b"content-length", b"%d" % reply.length))
-        await exchange.answer(headers, self._workers.pieces(pieces))
+        await exchange.answer(headers, self._offload.pieces(pieces))
         now = time.monotonic()
         stages |= {"encode": now - encode_started, "total": now - started}
-        self._journal.call(model.name, answer, stages, exchange.headers, counted)
+        self._recorder.call(model.name, answer, stages, exchange.headers, counted)
 
 
 def _content_type(media_type: str) -> tuple[bytes, bytes]:

@@ -8,16 +8,16 @@ from typing import Final
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.api_keys import Keys, without_keys
+from service.api.api_keys import ApiKeys, without_keys
 from service.api.error_handlers import to_response
 from service.errors import Failed, Unauthorized
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.telemetry.recorder import (
     CLIENT_LEFT,
     CLIENT_STALLED,
     REQUEST_ID,
     TIMING,
-    Journal,
+    Recorder,
     new_request_id,
     own_request_id,
     timing,
@@ -46,14 +46,14 @@ class RequestFrame:
         self,
         app: ASGIApp,
         *,
-        life: Life,
-        journal: Journal,
-        keys: Keys | None,
+        lifecycle: Lifecycle,
+        recorder: Recorder,
+        keys: ApiKeys | None,
         open_paths: Collection[str],
     ) -> None:
         self._app = app
-        self._life = life
-        self._journal = journal
+        self._lifecycle = lifecycle
+        self._recorder = recorder
         self._keys = keys
         self._open_paths = open_paths
 
@@ -62,11 +62,11 @@ class RequestFrame:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        self._life.begin()
+        self._lifecycle.begin()
         try:
             await self._serve(scope, receive, send)
         finally:
-            self._life.end()
+            self._lifecycle.end()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.monotonic()
@@ -93,7 +93,7 @@ class RequestFrame:
                 headers.append((REQUEST_ID, request_id.encode()))
                 if TIMING not in named:
                     headers.append(timing({"total": time.monotonic() - started}))
-                if self._life.phase != "serving":
+                if self._lifecycle.phase != "serving":
                     headers.append(CLOSE)
             await send(message)
             if message["type"] == "http.response.body":
@@ -154,4 +154,4 @@ class RequestFrame:
             record.status = CLIENT_LEFT
         record.route = getattr(scope.get("route"), "path", _UNMATCHED)
         level = logging.DEBUG if record.route in _PROBES else logging.INFO
-        self._journal.request(record, level=level)
+        self._recorder.request(record, level=level)

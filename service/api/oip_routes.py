@@ -36,7 +36,7 @@ from service.api.schemas import (
     TRACE_SETTINGS,
 )
 from service.codecs.checks import check_known, kind_of
-from service.codecs.offload import Workers
+from service.codecs.offload import Offload
 from service.codecs.oip_request import split_model_name
 from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, MEMORY, OUTPUT, WEIGHTS_SUFFIX
 from service.errors import (
@@ -50,7 +50,7 @@ from service.errors import (
     TooSlow,
     UnknownModel,
 )
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.inference.models import Model, Models
 from service.logs import LOGGER, event
 from service.settings import Settings
@@ -124,22 +124,22 @@ class _Face:
         return outputs
 
 
-class ProtocolRoutes:
+class OipRoutes:
     """The protocol's endpoints of one server."""
 
     def __init__(
         self,
         settings: Settings,
         models: Models,
-        life: Life,
+        lifecycle: Lifecycle,
         statistics: Statistics,
-        workers: Workers,
+        offload: Offload,
     ) -> None:
         self._settings = settings
         self._models = models
-        self._life = life
+        self._lifecycle = lifecycle
         self._statistics = statistics
-        self._workers = workers
+        self._offload = offload
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
@@ -290,9 +290,9 @@ class ProtocolRoutes:
     async def model_ready(self, request: Request) -> Response:
         """Say whether a model takes calls: its warm-up passed, and the server is not stopping."""
         face = self._face(request)
-        if self._life.phase != "serving":
+        if self._lifecycle.phase != "serving":
             raise Draining("the server is stopping", retry_after_s=1)
-        self._models.ready(face.model)
+        self._models.require_ready(face.model)
         return _json({"name": face.name, "ready": True})
 
     async def model_config(self, request: Request) -> Response:
@@ -349,7 +349,7 @@ class ProtocolRoutes:
             raise InvalidInput(
                 f"parameters: {parameter[:64]!r} is not offered: an artifact is served as published"
             )
-        await self._models.take_up(name)
+        await self._models.load(name)
         return Response()
 
     async def unload_model(self, request: Request) -> Response:
@@ -357,7 +357,7 @@ class ProtocolRoutes:
         name = self._controlled(request)
         # No model depends on another, so it makes no difference what is said of dependents.
         check_known(await self._parameters(request), ("unload_dependents",), "parameters")
-        await self._models.withdraw(name)
+        await self._models.unload(name)
         return Response()
 
     async def log_settings(self) -> Response:
@@ -448,7 +448,7 @@ class ProtocolRoutes:
         Raises:
             InvalidInput: it is something else; and what `control_body` raises.
         """
-        content = await control_body(request, self._settings, self._workers)
+        content = await control_body(request, self._settings, self._offload)
         if not content.strip():
             return {}
         try:

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from service.api.openapi import NAME_PARAMETER, responses
 from service.api.schemas import ERROR
 from service.errors import Draining, NotReady, UnknownModel
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.inference.models import Model, Models
 from service.inference.validation import Limits
 from service.settings import Settings
@@ -22,12 +22,17 @@ class Routes:
     """The endpoints of one server."""
 
     def __init__(
-        self, settings: Settings, limits: Limits, models: Models, life: Life, metrics: Metrics
+        self,
+        settings: Settings,
+        limits: Limits,
+        models: Models,
+        lifecycle: Lifecycle,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._limits = limits
         self._models = models
-        self._life = life
+        self._lifecycle = lifecycle
         self._metrics = metrics
 
     def router(self) -> APIRouter:
@@ -93,7 +98,7 @@ class Routes:
     async def ready(self) -> Response:
         """Say whether calls are taken: every warm-up passed, and the server is not stopping."""
         problem = self._models.problem
-        if self._life.phase != "serving":
+        if self._lifecycle.phase != "serving":
             raise Draining("the server is stopping", retry_after_s=1)
         if problem is not None:
             raise NotReady(problem, retry_after_s=1)
@@ -102,8 +107,8 @@ class Routes:
 
     async def metrics(self) -> Response:
         """Return the metrics in the Prometheus text format."""
-        self._metrics.ready = self._models.problem is None and self._life.phase == "serving"
-        self._metrics.in_flight = self._life.in_flight
+        self._metrics.ready = self._models.problem is None and self._lifecycle.phase == "serving"
+        self._metrics.in_flight = self._lifecycle.in_flight
         self._metrics.served = [
             (
                 model.name,

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from service.api.openapi import REGION_PARAMETER, json_body, problems, responses
 from service.codecs.checks import check_known
 from service.codecs.json_reader import Reader
-from service.codecs.offload import Workers
+from service.codecs.offload import Offload
 from service.codecs.shared_memory import SharedMemory
 from service.codecs.simdjson_reader import read
 from service.errors import Disabled, InvalidInput, NotFound, TooLarge, TooSlow
@@ -37,9 +37,9 @@ _REGION: Final[dict[str, Any]] = {
 class SharedMemoryRoutes:
     """The endpoints of one server."""
 
-    def __init__(self, settings: Settings, shared_memory: SharedMemory, workers: Workers) -> None:
+    def __init__(self, settings: Settings, shared_memory: SharedMemory, offload: Offload) -> None:
         self._settings = settings
-        self._workers = workers
+        self._offload = offload
         self._shared_memory = shared_memory
 
     def router(self) -> APIRouter:
@@ -80,7 +80,7 @@ class SharedMemoryRoutes:
         """Give a part of a shared memory segment a name that calls can use."""
         self._shared_memory.check_offered()
         body = await control_body(
-            request, self._settings, self._workers, limit_bytes=MAX_BODY_BYTES
+            request, self._settings, self._offload, limit_bytes=MAX_BODY_BYTES
         )
         asked = read(body, _region)
         self._shared_memory.register(

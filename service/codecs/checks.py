@@ -18,7 +18,7 @@ def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
         return
     unknown = next(key for key in found if key not in known)
     if unknown == "attention_mask":
-        # Elsewhere the padding mask, elsewhere again the full one: never guess.
+        # Elsewhere the padding mask, elsewhere again the ASGI path: never guess.
         raise InvalidInput(
             f"{where}: attention_mask: say attend_mask [B, T] (padding, true = takes part)"
             " or pair_mask [B or 1, H or 1, S, T] (true = this query may attend to this key)"

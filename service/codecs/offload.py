@@ -58,7 +58,7 @@ class UnawaitedThreads(ThreadPoolExecutor):
         super().shutdown(wait=False, cancel_futures=True)
 
 
-class Workers:
+class Offload:
     """The threads and the process of one server, started when they are first needed."""
 
     def __init__(self) -> None:

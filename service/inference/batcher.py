@@ -36,7 +36,7 @@ _MAX_DEFERRALS = 32
 """
 Turns of the event loop for which a run is deferred at most, while calls keep arriving.  Without
 deferral, calls of many callers that connect at once would run one by one (bench/NOTES.md,
-"The express way").
+"The fast path").
 """
 
 _NICE = 5

@@ -2,7 +2,7 @@
 What a call is made of, from the codec that reads it to the codec that answers it.
 
 Nobody changes these once they are made; they are not frozen, because that would take
-a microsecond each time (bench/NOTES.md, "the express way").
+a microsecond each time (bench/NOTES.md, "the fast path").
 
 Axes: B batch, S query length, T key length (= S for self-attention),
 E embed_dim, M memory width, H heads.

@@ -13,7 +13,7 @@ from service.errors import Draining
 Phase = Literal["serving", "grace", "draining"]
 
 
-class Life:
+class Lifecycle:
     """The server's phase and its requests in flight; used on the event loop only."""
 
     def __init__(self) -> None:

@@ -172,7 +172,7 @@ class Models:
             return _LOADING
         return next((f"{m.name}: {m.problem}" for m in self if m.problem is not None), None)
 
-    def load(self) -> None:
+    def load_all(self) -> None:
         """
         Load every artifact of the repository; none is warmed up yet.
 
@@ -251,7 +251,7 @@ class Models:
             self.changes += 1
             event("reloaded", model=name, version=best.version)
 
-    async def take_up(self, name: str) -> None:
+    async def load(self, name: str) -> None:
         """
         Serve the best version of one artifact in the repository, without losing a call.
 
@@ -284,7 +284,7 @@ class Models:
                     " the log says why"
                 )
 
-    async def withdraw(self, name: str) -> None:
+    async def unload(self, name: str) -> None:
         """
         Serve an artifact no more, until it is taken up again; calls already in finish.
 
@@ -340,7 +340,7 @@ class Models:
             raise Unservable(f"{path}: {model.problem}")
         return model
 
-    def ready(self, model: Model) -> Model:
+    def require_ready(self, model: Model) -> Model:
         """
         Return the model.
 

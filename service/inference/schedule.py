@@ -21,7 +21,7 @@ MAX_RUNS_PASSED = 32
 MIN_SHARE = 128
 """
 Queries, about 3 ms of work; a batch that is no larger is not split among concurrent runs
-(bench/NOTES.md, "The express way").
+(bench/NOTES.md, "The fast path").
 """
 
 _MAX_CANDIDATES = 128

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 
-class Distribution:
+class Histogram:
     """How often values fell at or below each bound, how many there were, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "count", "sum")

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from service.host.memory_limit import memory_limit
 from service.inference.calls import Run
-from service.telemetry.histogram import Distribution
+from service.telemetry.histogram import Histogram
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -167,11 +167,11 @@ class ModelMetrics:
     """One model's calls, queue and runs; see `batcher.Observer`."""
 
     def __init__(self) -> None:
-        self.stages = {stage: Distribution(_SECONDS) for stage in STAGES}
+        self.stages = {stage: Histogram(_SECONDS) for stage in STAGES}
         self.runs = {
-            "calls": Distribution(_CALLS),
-            "rows": Distribution(_CALLS),
-            "padding": Distribution(_SHARES),
+            "calls": Histogram(_CALLS),
+            "rows": Histogram(_CALLS),
+            "padding": Histogram(_SHARES),
         }
         self.tokens = {"content": 0, "padding": 0}
         self.engine_s = 0.0

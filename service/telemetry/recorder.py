@@ -28,7 +28,7 @@ _VALID_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class Journal:
+class Recorder:
     """Where requests are written down, whichever way they were answered."""
 
     def __init__(self, metrics: Metrics, tracing: Tracing, access_log: AccessLog) -> None:

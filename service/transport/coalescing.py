@@ -46,7 +46,7 @@ class Delivery:
 _WHOLE: Final = Delivery(0, is_stalled=False)
 
 
-class Gathering:
+class CoalescingTransport:
     """
     A transport that sends two writes of one turn of the loop together, and at once.
 

@@ -8,7 +8,7 @@ What differs from uvicorn's `HttpToolsProtocol`:
 - The input ends in one place, `_end_input`, whether it is malformed, late, too large or
   closed by the caller: what came whole before is answered, then the error, then the
   connection closes.  Every request has at most one answer.
-- An answer that its caller does not read is cut off: see `Gathering`.
+- An answer that its caller does not read is cut off: see `CoalescingTransport`.
 - A request head must arrive in time and stay within `MAX_HEAD_BYTES`.  The same time is
   given to the rest of a body whose request was answered early.
 
@@ -35,7 +35,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from service.codecs.chunks import Chunk
 from service.errors import HeadwiseError, InvalidInput, MethodNotAllowed, TooLarge, TooSlow
 from service.logs import event
-from service.transport.coalescing import Delivery, Gathering
+from service.transport.coalescing import CoalescingTransport, Delivery
 from service.transport.exchange import CONNECTION
 from service.transport.problems import CLOSE, answer_of
 from service.transport.receiving import joined
@@ -60,7 +60,7 @@ _Call = TypeVar("_Call")
 
 
 class FastPath(Protocol[_Call]):
-    """Answers small requests from the connection's bytes; see `express`."""
+    """Answers small requests from the connection's bytes; see `fast_path`."""
 
     def lacks(self, data: bytes) -> int:
         """Return how many bytes are missing of a request that may be taken once it is whole."""
@@ -128,16 +128,18 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Begin: the first request head must arrive in time."""
-        self._gathering = Gathering(transport, self.loop, answer_timeout_s=self._answer_timeout_s)
-        super().connection_made(self._gathering)  # type: ignore[arg-type]
-        self._gathering.begin()
+        self._output = CoalescingTransport(
+            transport, self.loop, answer_timeout_s=self._answer_timeout_s
+        )
+        super().connection_made(self._output)  # type: ignore[arg-type]
+        self._output.begin()
         self.flow = _Flow(self.transport, self.pipeline)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End every request of this connection."""
         self.is_lost = True
-        self._gathering.on_lost()
+        self._output.on_lost()
         self._let_go()
         self._stop_timer()
         super().connection_lost(exc)
@@ -153,22 +155,22 @@ class HttpConnection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """Go on writing: the system has taken all that was buffered."""
         super().resume_writing()
-        self._gathering.on_drained()
+        self._output.on_drained()
 
     def delivery(self) -> Delivery:
         """Return how far everything that was written has got."""
-        return self._gathering.delivery()
+        return self._output.delivery()
 
     def when_delivered(self, tell: Callable[[Delivery], None]) -> None:
         """Call `tell` once the system has taken all that was written, or never will."""
-        self._gathering.when_delivered(tell)
+        self._output.when_delivered(tell)
 
     def data_received(self, data: bytes) -> None:
         """Offer the bytes to the fast path where a request may begin, else parse them."""
         if self._pending is not None:
             self._early.append(data)
             self.flow.pause_reading()
-        elif self._input_ended or self._gathering.is_closed:
+        elif self._input_ended or self._output.is_closed:
             return  # over TLS, bytes may come after the closing
         elif self._fast_path is not None and self._is_between_requests:
             self._offer(data, self._fast_path)
@@ -242,7 +244,7 @@ class HttpConnection(HttpToolsProtocol):
         self._pending = None
         if not self._stays_open and CLOSE not in headers:
             headers.append(CLOSE)
-        self._gathering.send(self._response_head(status, headers), *pieces)
+        self._output.send(self._response_head(status, headers), *pieces)
         self.server_state.total_requests += 1
         if CLOSE in headers:
             self.transport.close()
@@ -439,7 +441,7 @@ class HttpConnection(HttpToolsProtocol):
             event("request head refused", status=status, problem=str(self._last_error))
             if CLOSE not in headers:
                 headers.append(CLOSE)
-            self._gathering.send(self._response_head(status, headers), body)
+            self._output.send(self._response_head(status, headers), body)
         self.transport.close()
 
     def _probe(self, probe: bytes = b"") -> None:
@@ -451,7 +453,7 @@ class HttpConnection(HttpToolsProtocol):
         """
         if not self._is_answering or self.transport.is_closing():
             return
-        if self._gathering.is_reset():
+        if self._output.is_reset():
             self.transport.abort()
             return
         if probe and self._may_send_interim:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from service.codecs.compression import decompress, encoding_of
-from service.codecs.offload import Workers
+from service.codecs.offload import Offload
 from service.settings import Settings
 from service.transport.exchange import Exchange
 
@@ -21,7 +21,7 @@ MAX_CONTROL_BYTES: Final = 2**20
 async def control_body(
     request: Request,
     settings: Settings,
-    workers: Workers,
+    offload: Offload,
     *,
     limit_bytes: int = MAX_CONTROL_BYTES,
 ) -> bytes:
@@ -42,7 +42,7 @@ async def control_body(
     content = await exchange.body(limit_bytes=limit, timeout_s=settings.body_timeout_s)
     if encoding is None:
         return content
-    work = workers.interruptible(decompress, content, encoding, limit)
+    work = offload.interruptible(decompress, content, encoding, limit)
     return await exchange.while_there(work)
 
 

@@ -17,7 +17,7 @@ from service.app import create_app
 from service.inference.batcher import Batcher
 from service.inference.batches import BatchLimits
 from service.inference.engine import Engine
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.inference.models import Models, loader
 from service.inference.schedule import QueueLimits
 from service.settings import Settings
@@ -84,7 +84,7 @@ class App:
 
     def __init__(self, repository: Path, **settings: Any) -> None:
         self.settings = Settings(repository=repository, **settings)
-        life, metrics = Life(), Metrics()
+        lifecycle, metrics = Lifecycle(), Metrics()
         queue = QueueLimits(256, 262_144, 60.0)
         run = BatchLimits(1024, 1_048_576, 0.0)
 
@@ -93,12 +93,12 @@ class App:
 
         load = loader(provider="cpu", threads=1, concurrent_runs=1, batcher_of=batcher_of)
         self.models = Models(load, repository)
-        self.models.load()
+        self.models.load_all()
         self.models.warm_up()
         app, self.fast_path = create_app(
             self.settings,
             self.models,
-            life,
+            lifecycle,
             metrics,
             NoTracing(),
             None,

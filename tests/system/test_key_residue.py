@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.api.api_keys import Keys
+from service.api.api_keys import ApiKeys
 from service.errors import SettingsInvalid
 from service.transport.receiving import Received, joined
 from tests.service.api.test_fast_path import request as infer_request
@@ -249,7 +249,7 @@ def test_file_of_keys_is_overwritten_in_memory_once_it_is_read(tmp_path: Path) -
     """Right or wrong, at the start or later."""
     file, key = tmp_path / "keys", "k" * 40
     file.write_text(f"a:{key}\n")
-    keys = Keys(file)
+    keys = ApiKeys(file)
     buffers = [bytes(keys._buffer)]
     for content in (f"a:{key}\nb:{key[1:]}\n", f"wrong {key}\n", "#" * 70_000):
         file.write_text(content)
@@ -279,7 +279,7 @@ def test_file_of_keys_is_read_line_by_line_as_python_splits_it(
     wanted = [line.partition(b":") for line in lines if line and not line.startswith(b"#")]
 
     try:
-        found = Keys(file)
+        found = ApiKeys(file)
     except SettingsInvalid as error:
         [_, told] = str(error).split(str(file))
         number = int(told.split(":")[0].removeprefix(" line ")) if "line" in told else None

@@ -170,12 +170,12 @@ def truth(checkpoint: Path) -> Truth:
 def artifacts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Artifact]:
     """Return the six layers, each published through the gate, in a repository of their own."""
     repository = tmp_path_factory.mktemp("minilm") / "repository"
-    workers = min(len(LAYERS), len(os.sched_getaffinity(0)))
+    offload = min(len(LAYERS), len(os.sched_getaffinity(0)))
     context = multiprocessing.get_context("spawn")
     with pytest.MonkeyPatch.context() as environment:
         for name, value in ONE_THREAD.items():
             environment.setenv(name, value)
-        with ProcessPoolExecutor(workers, context) as pool:
+        with ProcessPoolExecutor(offload, context) as pool:
             paths = list(pool.map(export_layer, repeat(checkpoint), repeat(repository), LAYERS))
     return [read_artifact(path) for path in paths]
 

@@ -19,7 +19,7 @@ import httpx
 import orjson
 import pytest
 
-from service.api.api_keys import MAX_FILE_BYTES, MAX_KEYS, Keys
+from service.api.api_keys import MAX_FILE_BYTES, MAX_KEYS, ApiKeys
 from service.errors import SettingsInvalid, Unauthorized
 from service.transport.connection import MAX_HEAD_BYTES
 from tests.support.layers import Layers
@@ -441,7 +441,7 @@ def test_file_of_keys_that_is_wrong_is_told_by_its_line(
     file.write_bytes(content)
 
     with pytest.raises(SettingsInvalid) as caught:
-        Keys(file)
+        ApiKeys(file)
 
     assert str(caught.value).startswith(f"api_keys_file: {file}")
     assert problem in str(caught.value)
@@ -469,7 +469,7 @@ def test_file_that_is_wrong_is_told_once_and_again_to_who_asks(
     """It is looked at every second; the log is not filled with it."""
     file = tmp_path / "keys"
     file.write_text(f"a:{KEY}\n")
-    keys = Keys(file)
+    keys = ApiKeys(file)
     told = []
 
     file.write_text("wrong\n")
@@ -489,7 +489,7 @@ def test_file_of_keys_may_hold_as_many_as_it_says(tmp_path: Path) -> None:
     """The first and the last are found, each by its name."""
     file = tmp_path / "keys"
     file.write_text("".join(f"name-{n}:{n:040d}\n" for n in range(MAX_KEYS)))
-    keys = Keys(file)
+    keys = ApiKeys(file)
 
     names = [keys.name_of([(b"x-api-key", b"%040d" % n)]) for n in (0, 50, MAX_KEYS - 1)]
 
@@ -503,7 +503,7 @@ def test_keys_are_not_kept_in_memory(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"a:{KEY}\n")
 
-    kept = vars(Keys(file))
+    kept = vars(ApiKeys(file))
 
     assert "digest" in repr(kept)
     assert KEY not in repr(kept)
@@ -514,7 +514,7 @@ def test_file_of_keys_that_is_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "keys")
 
     with pytest.raises(SettingsInvalid, match="expected a plain file"):
-        Keys(tmp_path / "keys")
+        ApiKeys(tmp_path / "keys")
 
 
 @pytest.mark.parametrize(

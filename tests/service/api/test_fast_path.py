@@ -1,4 +1,4 @@
-"""The express way: who goes it, and that nobody can tell it from the full one."""
+"""The fast path: who goes it, and that nobody can tell it from the ASGI path."""
 
 import asyncio
 import gc
@@ -18,22 +18,22 @@ import numpy as np
 import orjson
 import pytest
 
-from service.api.api_keys import Keys
-from service.api.fast_path import Express, Headers, Ride
+from service.api.api_keys import ApiKeys
+from service.api.fast_path import Headers, InferFastPath, PendingCall
 from service.api.unsent_answers import UnsentAnswers
 from service.codecs.chunks import Chunk
 from service.inference.batcher import Batcher, QueuedCall
 from service.inference.batches import BatchLimits
 from service.inference.calls import Answer, Call
 from service.inference.engine import Engine
-from service.inference.lifecycle import Life
+from service.inference.lifecycle import Lifecycle
 from service.inference.models import Models, loader
 from service.inference.schedule import QueueLimits
 from service.inference.validation import Limits
 from service.settings import Settings
 from service.telemetry.access_log import AccessLog
 from service.telemetry.metrics import Metrics
-from service.telemetry.recorder import Journal
+from service.telemetry.recorder import Recorder
 from service.telemetry.statistics import Statistics
 from service.telemetry.tracing import NoTracing
 from service.transport.coalescing import Delivery
@@ -97,10 +97,10 @@ class Caller:
 
 @dataclass
 class House:
-    """An express way and what it leads through."""
+    """A fast path and what it leads through."""
 
-    express: Express
-    life: Life
+    fast_path: InferFastPath
+    lifecycle: Lifecycle
     models: Models
     metrics: Metrics
 
@@ -113,10 +113,10 @@ def repository(layers: Layers, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def house(repository: Path, *, keys: Keys | None = None, **settings: Any) -> House:
+def house(repository: Path, *, keys: ApiKeys | None = None, **settings: Any) -> House:
     """Return one with real engines; call it where a loop runs."""
     chosen = Settings(**settings)
-    life, metrics = Life(), Metrics()
+    lifecycle, metrics = Lifecycle(), Metrics()
 
     def batcher_of(name: str, engine: Engine) -> Batcher:
         queue = QueueLimits(chosen.max_queue_calls, chosen.max_queue_tokens, chosen.timeout_s)
@@ -126,27 +126,29 @@ def house(repository: Path, *, keys: Keys | None = None, **settings: Any) -> Hou
     models = Models(
         loader(provider="cpu", threads=1, concurrent_runs=1, batcher_of=batcher_of), repository
     )
-    models.load()
+    models.load_all()
     models.warm_up()
     limits = Limits(chosen.max_rows, chosen.max_length, chosen.max_tokens, chosen.max_answer_bytes)
     access_log = AccessLog(no_log(), names_keys=keys is not None)
-    journal = Journal(metrics, NoTracing(), access_log)
+    recorder = Recorder(metrics, NoTracing(), access_log)
     unsent = UnsentAnswers(chosen.unsent_bytes, metrics)
-    express = Express(chosen, limits, models, life, keys, journal, Statistics(), unsent)
-    return House(express, life, models, metrics)
+    fast_path = InferFastPath(
+        chosen, limits, models, lifecycle, keys, recorder, Statistics(), unsent
+    )
+    return House(fast_path, lifecycle, models, metrics)
 
 
 def outcome(repository: Path, data: bytes, **settings: Any) -> list[tuple[int, Any, bytes]] | None:
-    """Return what was answered on the express way; None = it did not take the request."""
+    """Return what was answered on the fast path; None = it did not take the request."""
 
     async def scenario() -> list[tuple[int, Any, bytes]] | None:
         made = house(repository, **settings)
         caller = Caller()
-        taken = made.express.take(data, caller)
-        assert made.life.in_flight == (taken is not None)
+        taken = made.fast_path.take(data, caller)
+        assert made.lifecycle.in_flight == (taken is not None)
         await made.models.close()
         await asyncio.sleep(0)
-        assert made.life.in_flight == 0
+        assert made.lifecycle.in_flight == 0
         assert made.metrics.of_model("tiny").queue_calls == 0
         assert (taken is None) == (not caller.answers)
         return caller.answers if taken is not None else None
@@ -224,7 +226,7 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_what_is_not_usual_is_not_taken(repository: Path, name: str) -> None:
-    """It goes the full way, as if nobody had looked at it."""
+    """It goes the ASGI path, as if nobody had looked at it."""
     assert outcome(repository, UNUSUAL[name]) is None
 
 
@@ -237,24 +239,24 @@ def test_compressed_answers_go_the_full_way(repository: Path) -> None:
 
 
 def test_request_that_is_refused_is_not_taken(repository: Path, tmp_path: Path) -> None:
-    """A key, the phase of the server, the queue: the full way says what is wrong."""
+    """A key, the phase of the server, the queue: the ASGI path says what is wrong."""
     path = tmp_path / "keys"
     path.write_text("someone:" + "k" * 40 + "\n")
 
     async def scenario() -> None:
-        made = house(repository, keys=Keys(path))
-        assert made.express.take(request(), Caller()) is None
-        assert made.express.take(request("X-API-Key: " + "n" * 40), Caller()) is None
+        made = house(repository, keys=ApiKeys(path))
+        assert made.fast_path.take(request(), Caller()) is None
+        assert made.fast_path.take(request("X-API-Key: " + "n" * 40), Caller()) is None
         caller = Caller()
-        assert made.express.take(request("X-API-Key: " + "k" * 40), caller) is not None
-        made.life.phase = "draining"
-        assert made.express.take(request("X-API-Key: " + "k" * 40), Caller()) is None
+        assert made.fast_path.take(request("X-API-Key: " + "k" * 40), caller) is not None
+        made.lifecycle.phase = "draining"
+        assert made.fast_path.take(request("X-API-Key: " + "k" * 40), Caller()) is None
         await made.models.close()
         assert [status for status, _, _ in caller.answers] == [200]
         assert caller.answers[0][1][b"connection"] == b"close"
         made = house(repository, max_queue_calls=1)
-        assert made.express.take(request(), Caller()) is not None
-        assert made.express.take(request(), Caller()) is None
+        assert made.fast_path.take(request(), Caller()) is not None
+        assert made.fast_path.take(request(), Caller()) is None
         await made.models.close()
 
     asyncio.run(scenario())
@@ -270,14 +272,14 @@ def test_shapes_that_have_passed_are_checked_again_for_another_layer(
     async def scenario() -> None:
         made = house(repository)
         for _ in range(2):
-            assert made.express.take(request(), Caller()) is not None
+            assert made.fast_path.take(request(), Caller()) is not None
         other = shutil.copytree(layers.artifact("mha"), repository / "tiny" / "2")
         manifest = orjson.loads((other / "manifest.json").read_bytes())
         (other / "manifest.json").write_bytes(
             orjson.dumps(manifest | {"name": "tiny", "version": 2})
         )
         await made.models.refresh(retry=False)
-        assert made.express.take(request(), Caller()) is None
+        assert made.fast_path.take(request(), Caller()) is None
         await made.models.close()
 
     asyncio.run(scenario())
@@ -289,8 +291,8 @@ def test_many_heads_are_forgotten_again(repository: Path) -> None:
     async def scenario() -> int:
         made = house(repository)
         for i in range(1000):
-            assert made.express.lacks(request(f"X-Call: {i}")[:-1]) == 1
-        return len(made.express._routes)
+            assert made.fast_path.lacks(request(f"X-Call: {i}")[:-1]) == 1
+        return len(made.fast_path._routes)
 
     assert asyncio.run(scenario()) <= 256
 
@@ -304,14 +306,14 @@ def test_withdrawn_key_is_refused_although_its_head_is_remembered(
     data = request(f"X-API-Key: {key}")
 
     async def scenario() -> list[bool]:
-        keys = Keys(path)
+        keys = ApiKeys(path)
         made = house(repository, keys=keys)
-        taken = [made.express.take(data, Caller()) is not None for _ in range(2)]
+        taken = [made.fast_path.take(data, Caller()) is not None for _ in range(2)]
         for content in (f"other:{'o' * 40}\n", f"renamed:{key}\n"):
             path.write_text(content)
             keys.refresh(retry=False)
-            taken.append(made.express.take(data, Caller()) is not None)
-            taken.append(made.express.lacks(data[:-1]) == 1)
+            taken.append(made.fast_path.take(data, Caller()) is not None)
+            taken.append(made.fast_path.lacks(data[:-1]) == 1)
         await made.models.close()
         return taken
 
@@ -331,11 +333,11 @@ def test_head_without_a_valid_key_is_neither_remembered_nor_waited_for(
     path.write_text("someone:" + "k" * 40 + "\n")
 
     async def scenario() -> None:
-        made = house(repository, keys=Keys(path))
-        assert made.express.take(request(header), Caller()) is None
-        assert made.express.lacks(request(header)[:-1]) == 0
+        made = house(repository, keys=ApiKeys(path))
+        assert made.fast_path.take(request(header), Caller()) is None
+        assert made.fast_path.lacks(request(header)[:-1]) == 0
         await made.models.close()
-        assert not made.express._routes
+        assert not made.fast_path._routes
 
     asyncio.run(scenario())
 
@@ -348,14 +350,14 @@ def test_head_that_is_remembered_is_not_kept(repository: Path, tmp_path: Path) -
     data = request(f"X-API-Key: {key}", f"traceparent: {trace}", "X-Other: unneeded")
 
     async def scenario() -> dict[bytes, Any]:
-        made = house(repository, keys=Keys(path))
-        assert made.express.take(data, Caller()) is not None
+        made = house(repository, keys=ApiKeys(path))
+        assert made.fast_path.take(data, Caller()) is not None
         assert (
-            made.express.take(request(f"X-API-Key: {key}", path="/v2/models/x/infer"), Caller())
+            made.fast_path.take(request(f"X-API-Key: {key}", path="/v2/models/x/infer"), Caller())
             is None
         )
         await made.models.close()
-        return dict(made.express._routes)
+        return dict(made.fast_path._routes)
 
     [(digest, route)] = asyncio.run(scenario()).items()
     assert len(digest) == 32
@@ -371,7 +373,7 @@ def test_waiting_call_does_not_hold_what_was_received(repository: Path) -> None:
         made = house(repository)
         for padding in range(4):
             data = bytearray(request(f"X-Padding: {'x' * padding}"))
-            waiting = made.express.take(data, Caller())  # type: ignore[arg-type]
+            waiting = made.fast_path.take(data, Caller())  # type: ignore[arg-type]
             assert waiting is not None
             data.clear()  # refused for as long as there is a view of it
         await made.models.close()
@@ -380,7 +382,7 @@ def test_waiting_call_does_not_hold_what_was_received(repository: Path) -> None:
 
 
 def test_deadline_that_passes_is_told(repository: Path) -> None:
-    """As on the full way: 504 and the code."""
+    """As on the ASGI path: 504 and the code."""
     answers = outcome(repository, request("X-Request-Timeout-S: 0.000000001"))
 
     assert answers is not None
@@ -400,9 +402,9 @@ def test_failure_that_nobody_thought_of_is_told(
         engine, caller = made.models.get("tiny").engine, Caller()
         with monkeypatch.context() as broken:
             broken.setattr(engine, "run", lambda *_, **__: 1 / 0)
-            assert made.express.take(request(), caller) is not None
+            assert made.fast_path.take(request(), caller) is not None
             await caller.heard.wait()
-        assert made.express.take(request(), caller) is not None
+        assert made.fast_path.take(request(), caller) is not None
         await made.models.close()
         await asyncio.sleep(0)
         return caller
@@ -456,7 +458,7 @@ def test_both_paths_answer_alike(server: Server, asgi: Server, name: str) -> Non
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.2])
 def test_request_in_parts_is_answered(server: Server, pause_s: float) -> None:
-    """However it is cut, and whether or not the rest comes in time for the express way."""
+    """However it is cut, and whether or not the rest comes in time for the fast path."""
     data = request(length=7)
     head = data.index(b"\r\n\r\n") + 4
     with connect(server) as connection:
@@ -564,14 +566,14 @@ def test_answered_call_leaves_nothing_to_collect(repository: Path) -> None:
     """Its memory is free at once, not when the collector next looks for rings."""
 
     def alive() -> list[object]:
-        return [o for o in gc.get_objects() if type(o) in {Ride, QueuedCall, Call, Answer}]
+        return [o for o in gc.get_objects() if type(o) in {PendingCall, QueuedCall, Call, Answer}]
 
     async def scenario() -> list[object]:
         made = house(repository)
 
         async def call() -> None:
             caller = Caller()
-            taken = made.express.take(request(), caller)
+            taken = made.fast_path.take(request(), caller)
             assert taken is not None
             await caller.heard.wait()
 

@@ -211,7 +211,7 @@ def test_models_that_are_still_being_loaded_are_not_ready(layers: Layers) -> Non
     """Nothing is listed, loaded or unloaded before the first are there."""
     models = Models(lambda path: pytest.fail("nothing is loaded here"), layers.repository)
 
-    for ask in (models.index(), models.take_up("tiny"), models.withdraw("tiny")):
+    for ask in (models.index(), models.load("tiny"), models.unload("tiny")):
         with pytest.raises(NotReady, match="the models are being loaded"):
             asyncio.run(ask)
     with pytest.raises(NotReady, match="the models are being loaded"):

@@ -15,7 +15,7 @@ from safetensors.numpy import load, save
 from starlette.requests import ClientDisconnect, Request
 
 from service.codecs.compression import MAX_MEMBERS, accepted, compress, decompress
-from service.codecs.offload import Workers
+from service.codecs.offload import Offload
 from service.errors import Draining, InvalidInput, TooLarge
 from service.settings import Settings
 from service.transport import control
@@ -258,9 +258,9 @@ def test_control_body_is_decompressed_in_a_thread_that_stops_when_the_caller_lea
     monkeypatch.setattr(control, "decompress", hold)
 
     async def scenario() -> None:
-        workers, connection = Workers(), Waiting()
+        offload, connection = Offload(), Waiting()
         request = control_request(gzip.compress(b"{}"), connection)
-        task = asyncio.create_task(control.control_body(request, Settings(), workers))
+        task = asyncio.create_task(control.control_body(request, Settings(), offload))
         await asyncio.to_thread(began.wait, 60)  # the loop is free for this
         assert not task.done()
         for leave in connection.on_left:
@@ -268,7 +268,7 @@ def test_control_body_is_decompressed_in_a_thread_that_stops_when_the_caller_lea
         with pytest.raises(ClientDisconnect):
             await task
         await asyncio.to_thread(stopped.wait, 60)
-        workers.close()
+        offload.close()
 
     asyncio.run(scenario())
 
@@ -288,12 +288,12 @@ def test_control_body_of_a_caller_that_has_left_is_not_decompressed(
     monkeypatch.setattr(control, "decompress", note)
 
     async def scenario() -> None:
-        workers, connection = Workers(), Waiting()
+        offload, connection = Offload(), Waiting()
         connection.is_lost = True
         request = control_request(gzip.compress(b"{}"), connection)
         with pytest.raises(ClientDisconnect):
-            await control.control_body(request, Settings(), workers)
-        workers.close()
+            await control.control_body(request, Settings(), offload)
+        offload.close()
 
     asyncio.run(scenario())
 
@@ -310,10 +310,10 @@ def test_workers_that_are_closed_stop_what_can_be_stopped() -> None:
         stopped.set()
 
     async def scenario() -> None:
-        workers = Workers()
-        task = asyncio.create_task(workers.interruptible(hold))
+        offload = Offload()
+        task = asyncio.create_task(offload.interruptible(hold))
         await asyncio.to_thread(began.wait, 60)
-        workers.close()
+        offload.close()
         await task
 
     asyncio.run(scenario())

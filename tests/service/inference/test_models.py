@@ -45,7 +45,7 @@ def load(repository: Path, *, default: str | None = None, provider: Provider = "
         repository,
         default=default,
     )
-    models.load()
+    models.load_all()
     return models
 
 
@@ -133,7 +133,7 @@ def test_warm_up_against_the_golden_answer_makes_ready(layers: Layers) -> None:
 
     assert before == "cross: warm-up has not run yet"
     assert models.problem is None
-    assert models.ready(models.get("tiny")).name == "tiny"
+    assert models.require_ready(models.get("tiny")).name == "tiny"
 
 
 class WrongEngine:
@@ -180,13 +180,13 @@ def test_warm_up_of_a_wrong_engine_says_why(layers: Layers, index: int) -> None:
     engine = WrongEngine(answer)  # type: ignore[arg-type]
     model = Model(good.manifest, golden, engine, batcher_of("tiny", engine))
     models = Models(lambda path: model, layers.repository)
-    models.load()
+    models.load_all()
 
     models.warm_up()
 
     assert said in (model.problem or "")
     with pytest.raises(NotReady, match="model tiny: "):
-        models.ready(model)
+        models.require_ready(model)
 
 
 async def call(model: Model, rows: int) -> None:
@@ -215,7 +215,7 @@ def test_replaced_model_is_freed_when_its_last_call_is_answered(repository: Path
         models = Models(
             loader(provider="cpu", threads=2, concurrent_runs=2, batcher_of=roomy), repository
         )
-        models.load()
+        models.load_all()
         models.warm_up()
         freed: list[weakref.ref[object]] = []
         for version in range(2, 10):
@@ -265,7 +265,7 @@ def test_served_model_that_answers_wrong_gives_way_to_any_that_answers_right(
         return model
 
     models = Models(load_wrong, repository)
-    models.load()
+    models.load_all()
     models.warm_up()
     before = models.problem
 

@@ -159,7 +159,7 @@ def test_looks_after_anything_serve_the_best_version_that_is_there(
     with tempfile.TemporaryDirectory() as root:
         disk = Disk(Path(root))
         models = Models(load, disk.path)
-        models.load()
+        models.load_all()
         models.warm_up()
         for event, name, number, then_looks in happening:
             if disk.path.exists():
@@ -330,7 +330,7 @@ def test_look_that_fails_is_logged_once_until_it_works_again(
     caplog.set_level(logging.INFO, "headwise")
     disk = Disk(tmp_path)
     models = Models(load, disk.path)
-    models.load()
+    models.load_all()
     disk.path.rename(tmp_path / "away")
     for retry in (False, False, True, False):
         look(models, retry=retry)
@@ -355,7 +355,7 @@ def test_name_that_cannot_be_looked_into_hides_no_other(
     disk = Disk(tmp_path)
     write(disk.version("b", 1))
     models = Models(load, disk.path)
-    models.load()
+    models.load_all()
     write(disk.version("b", 2))
     iterdir = Path.iterdir
 
@@ -383,7 +383,7 @@ def test_look_that_fails_in_an_unforeseen_way_is_logged_and_the_next_one_works(
     caplog.set_level(logging.INFO, "headwise")
     disk = Disk(tmp_path)
     models = Models(load, disk.path)
-    models.load()
+    models.load_all()
     disk.publish("a", 2)
 
     with monkeypatch.context() as broken:
@@ -408,7 +408,7 @@ def test_version_taken_away_is_logged_whether_or_not_another_is_there(
     disk = Disk(tmp_path)
     disk.publish("a", 2)
     models = Models(load, disk.path)
-    models.load()
+    models.load_all()
     disk.remove("a", 2)
     look(models)
     disk.remove_name("a", 1)
@@ -438,7 +438,7 @@ def test_look_during_the_first_load_waits_for_it_and_loads_nothing_twice(tmp_pat
         async with models.changing:
             looks = [asyncio.create_task(models.refresh(retry=True)) for _ in range(3)]
             await asyncio.sleep(0)
-            await asyncio.to_thread(models.load)
+            await asyncio.to_thread(models.load_all)
             models.warm_up()
         await asyncio.gather(*looks)
 

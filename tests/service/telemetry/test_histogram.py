@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from service.telemetry.histogram import Distribution
+from service.telemetry.histogram import Histogram
 
 
 def test_distribution_counts_what_numpy_counts() -> None:
     """Each bound holds all values up to and with it; sum and count are exact."""
     bounds = (0.1, 0.5, 2.0)
     values = np.random.default_rng(0).exponential(1, 1000).round(1)
-    seen = Distribution(bounds)
+    seen = Histogram(bounds)
 
     for value in values:
         seen.add(float(value))
@@ -22,4 +22,4 @@ def test_distribution_counts_what_numpy_counts() -> None:
 
 def test_distribution_of_nothing_is_all_zeros() -> None:
     """A series is there before its first value."""
-    assert Distribution((1, 2)).buckets() == [("1.0", 0.0), ("2.0", 0.0), ("+Inf", 0.0)]
+    assert Histogram((1, 2)).buckets() == [("1.0", 0.0), ("2.0", 0.0), ("+Inf", 0.0)]

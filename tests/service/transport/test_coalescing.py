@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.transport.coalescing import Delivery, Gathering
+from service.transport.coalescing import CoalescingTransport, Delivery
 
 LOOKS = 4
 """A connection is looked at so often within its time limit."""
@@ -94,7 +94,7 @@ def test_caller_is_cut_off_when_it_took_nothing_for_so_many_looks_and_never_else
 ) -> None:
     """In any order of writing, taking and looking; what became of the bytes is always told."""
     transport, loop = Transport(end), Loop()
-    gathering = Gathering(transport, loop, answer_timeout_s=1)  # type: ignore[arg-type]
+    output = CoalescingTransport(transport, loop, answer_timeout_s=1)  # type: ignore[arg-type]
     told: list[Delivery] = []
     writes = idle_looks = 0
     for what, size in events:
@@ -102,25 +102,25 @@ def test_caller_is_cut_off_when_it_took_nothing_for_so_many_looks_and_never_else
             break
         if what == "write":
             idle_looks = idle_looks if transport.buffered else 0
-            gathering.send(bytes(size))
-            gathering.when_delivered(told.append)
+            output.send(bytes(size))
+            output.when_delivered(told.append)
             writes += 1
         elif what == "take" and transport.buffered:
             transport.buffered -= min(size, transport.buffered)
             idle_looks = -1  # the next look sees it
             if not transport.buffered:
-                gathering.on_drained()
+                output.on_drained()
         elif what == "look" and loop.ring():
             idle_looks = max(0, idle_looks + 1)
             assert transport.is_aborted == (idle_looks == LOOKS)
-        assert gathering.delivery().unsent_bytes == transport.buffered
+        assert output.delivery().unsent_bytes == transport.buffered
         assert transport.buffered == 0 or transport.is_aborted or loop.timer is not None
 
     left = transport.buffered
-    gathering.on_lost()
+    output.on_lost()
 
     assert len(told) == writes
-    lost = gathering.delivery()
+    lost = output.delivery()
     assert lost.is_stalled == transport.is_aborted
     assert lost.is_whole == (left == 0)
     # Of a caller that leaves, what it took since the last look is not known.
