@@ -17,21 +17,16 @@ import uvicorn
 from service import __version__
 from service.api.api_keys import ApiKeys
 from service.api.fast_path import InferFastPath
-from service.app import create_app
+from service.api.requests import head_refused
+from service.api.server import Server
+from service.app import create_app, make_server
 from service.errors import SettingsInvalid, StartRefused
-from service.host.cpu import CpuBudget, cpu_budget
+from service.host.cpu import cpu_budget
 from service.host.malloc import keep_blocks
-from service.inference.batcher import Batcher
-from service.inference.batches import BatchLimits
-from service.inference.engine import Engine
-from service.inference.lifecycle import Lifecycle
-from service.inference.models import Models, loader
-from service.inference.schedule import QueueLimits
 from service.logs import Log, configure, event
 from service.settings import Settings
 from service.telemetry.access_log import AccessLog
-from service.telemetry.metrics import Metrics
-from service.telemetry.tracing import NoTracing, OpenTelemetry, Tracing
+from service.telemetry.tracing import NoTracing, OpenTelemetry
 from service.transport.connection import HttpConnection
 from service.transport.receiving import receiving
 from service.transport.tls import tls_context
@@ -60,14 +55,27 @@ def main(argv: list[str] | None = None) -> int:
     except StartRefused as error:
         _tell(error, log)
         return 2
-    url = _url(listener, "http" if tls is None else "https")
-    server = _Server(settings, cpu_budget(settings.threads), tracing, keys, tls, url, log)
-    server.run([listener])
-    _end_within(_THREADS_END_S, lambda: server.exit_code)
-    return server.exit_code
+    server = make_server(
+        settings,
+        tracing=tracing,
+        keys=keys,
+        access_log=AccessLog(log, names_keys=keys is not None),
+    )
+    process = _UvicornServer(server, tls, log)
+    event(
+        "starting",
+        version=__version__,
+        url=_url(listener, "http" if tls is None else "https"),
+        repository=settings.repository,
+        provider=settings.provider,
+        threads=cpu_budget(settings.threads),
+    )
+    process.run([listener])
+    _end_within(_THREADS_END_S, lambda: process.exit_code)
+    return process.exit_code
 
 
-class _Server(uvicorn.Server):
+class _UvicornServer(uvicorn.Server):
     """
     Uvicorn around our application, with the ending of our own.
 
@@ -76,59 +84,28 @@ class _Server(uvicorn.Server):
     exits with 0.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        budget: CpuBudget,
-        tracing: Tracing,
-        keys: ApiKeys | None,
-        tls: ssl.SSLContext | None,
-        url: str,
-        log: Log,
-    ) -> None:
+    def __init__(self, server: Server, tls: ssl.SSLContext | None, log: Log) -> None:
         self.exit_code = 0
+        self._server = server
         self._log = log
-        self._settings = settings
-        self._keys = keys
-        self._lifecycle = Lifecycle()
         self._tasks: set[asyncio.Task[None]] = set()
-        metrics = Metrics()
-        self._models = _models(settings, budget, metrics)
-        app, fast_path = create_app(
-            settings,
-            self._models,
-            self._lifecycle,
-            metrics,
-            tracing,
-            keys,
-            AccessLog(log, names_keys=keys is not None),
-            refuse=self._refuse,
-        )
         super().__init__(
             uvicorn.Config(
-                app,
+                create_app(server, refuse=self._refuse),
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                http=_connections(settings, fast_path, keys),  # type: ignore[arg-type]
+                http=_connections(server),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="on",
-                timeout_keep_alive=settings.keep_alive_s,
+                timeout_keep_alive=server.settings.keep_alive_s,
                 timeout_graceful_shutdown=_CONNECTION_END_S,
             )
         )
         # Loaded here, so that it does not make a context of its own.
         self.config.load()
         self.config.ssl = tls
-        event(
-            "starting",
-            version=__version__,
-            url=url,
-            repository=settings.repository,
-            provider=settings.provider,
-            threads=budget,
-        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -145,24 +122,26 @@ class _Server(uvicorn.Server):
         self._end()
 
     def _on_refresh(self) -> None:
-        self._start(self._models.refresh(retry=True))
-        if self._keys is not None:
-            self._start(asyncio.to_thread(self._keys.refresh, retry=True))
+        self._start(self._server.models.refresh(retry=True))
+        if self._server.keys is not None:
+            self._start(asyncio.to_thread(self._server.keys.refresh, retry=True))
 
     def _on_stop(self, number: signal.Signals) -> None:
-        if self._lifecycle.phase != "serving":
+        if self._server.lifecycle.phase != "serving":
             event("stopping now: told a second time")
             self._log.writer.flush()
             os._exit(128 + number)
         # A person at a terminal has no load balancer that must notice first.
-        grace_s = 0.0 if number == signal.SIGINT else self._settings.grace_s
+        grace_s = 0.0 if number == signal.SIGINT else self._server.settings.grace_s
         event("stopping", signal=number.name, grace_s=grace_s)
-        self._lifecycle.phase = "grace"
-        self._end_within(grace_s + self._settings.drain_s + _CONNECTION_END_S + _CLEAN_UP_S)
+        self._server.lifecycle.phase = "grace"
+        self._end_within(grace_s + self._server.settings.drain_s + _CONNECTION_END_S + _CLEAN_UP_S)
         self._start(self._stop(grace_s))
 
     async def _stop(self, grace_s: float) -> None:
-        finished = await self._lifecycle.stop(grace_s=grace_s, drain_s=self._settings.drain_s)
+        finished = await self._server.lifecycle.stop(
+            grace_s=grace_s, drain_s=self._server.settings.drain_s
+        )
         event("stopped", every_call_answered=finished)
         self._end()
 
@@ -180,36 +159,18 @@ class _Server(uvicorn.Server):
         task.add_done_callback(self._tasks.discard)
 
 
-def _connections(
-    settings: Settings, fast_path: InferFastPath, keys: ApiKeys | None
-) -> Callable[..., asyncio.BaseProtocol]:
+def _connections(server: Server) -> Callable[..., asyncio.BaseProtocol]:
     """Return what makes a connection's protocol; uvicorn only calls it."""
-    made = partial(
+    settings = server.settings
+    connection = partial(
         HttpConnection,
-        fast_path=fast_path if settings.fast_path == "auto" else None,
+        fast_path=InferFastPath(server) if settings.fast_path == "auto" else None,
         head_timeout_s=settings.head_timeout_s,
         answer_timeout_s=settings.answer_timeout_s,
+        on_head_refused=partial(head_refused, server),
     )
     # Without keys, nothing that is received needs to be overwritten.
-    return made if keys is None else receiving(made)
-
-
-def _models(settings: Settings, budget: CpuBudget, metrics: Metrics) -> Models:
-    """Return the models that will be served; none is loaded yet."""
-    queue = QueueLimits(settings.max_queue_calls, settings.max_queue_tokens, settings.timeout_s)
-    run = BatchLimits(settings.max_batch_tokens, settings.max_batch_cells, settings.padding)
-
-    def batcher_of(name: str, engine: Engine) -> Batcher:
-        return Batcher(engine, queue, run, metrics.of_model(name))
-
-    load = loader(
-        provider=settings.provider,
-        threads=budget.threads,
-        concurrent_runs=settings.concurrent_runs
-        or (min(4, budget.threads) if settings.provider == "cpu" else 1),
-        batcher_of=batcher_of,
-    )
-    return Models(load, settings.repository, default=settings.default_model)
+    return connection if server.keys is None else receiving(connection)
 
 
 def _end_within(seconds: float, exit_code: Callable[[], int]) -> None:

@@ -18,26 +18,35 @@ from starlette.types import ASGIApp
 
 from service import __version__
 from service.api.api_keys import ApiKeys
+from service.api.cuda_memory_routes import CudaMemoryRoutes
 from service.api.error_handlers import (
     answer_failure,
     answer_http_exception,
     answer_problem,
     answer_validation_error,
 )
-from service.api.fast_path import InferFastPath
-from service.api.infer import Inference
-from service.api.middleware import HEALTH, METRICS, RequestFrame
+from service.api.log_routes import LogRoutes
+from service.api.middleware import RequestFrame
 from service.api.oip_routes import OipRoutes
 from service.api.openapi import inference_paths, with_keys
+from service.api.repository_routes import RepositoryRoutes
+from service.api.requests import open_paths
 from service.api.routes import Routes
+from service.api.server import Server
 from service.api.shared_memory_routes import SharedMemoryRoutes
+from service.api.tensor_calls import TensorCalls
 from service.api.unsent_answers import UnsentAnswers
 from service.codecs.offload import Offload, UnawaitedThreads
 from service.codecs.shared_memory import SharedMemory
 from service.errors import HeadwiseError, StartRefused
+from service.host.cpu import cpu_budget
 from service.host.malloc import give_back
+from service.inference.batcher import Batcher
+from service.inference.batches import BatchLimits
+from service.inference.engine import Engine
 from service.inference.lifecycle import Lifecycle
-from service.inference.models import Models
+from service.inference.models import Models, loader
+from service.inference.schedule import QueueLimits
 from service.inference.validation import Limits
 from service.logs import event
 from service.settings import Settings
@@ -60,28 +69,11 @@ Masks say **true = takes part**. Errors are `{"error": …, "code": …}` with a
 """
 
 
-def create_app(
-    settings: Settings,
-    models: Models,
-    lifecycle: Lifecycle,
-    metrics: Metrics,
-    tracing: Tracing,
-    keys: ApiKeys | None,
-    access_log: AccessLog,
-    *,
-    refuse: Callable[[StartRefused], None],
-) -> tuple[ASGIApp, InferFastPath]:
-    """
-    Return the application, and its fast path.
-
-    Starting it loads and warms the models up in the background.  It answers `live` at
-    once and `ready` once every model gave its golden answer.
-    `refuse` is called when an artifact cannot be read: the process must not go on.
-    """
-    offload = Offload()
-    statistics = Statistics()
-    unsent = UnsentAnswers(settings.unsent_bytes, metrics)
-    shared_memory = SharedMemory(is_offered=settings.shared_memory)
+def make_server(
+    settings: Settings, *, tracing: Tracing, keys: ApiKeys | None, access_log: AccessLog
+) -> Server:
+    """Return the parts of one server; no model is loaded yet."""
+    metrics = Metrics()
     limits = Limits(
         settings.max_rows,
         settings.max_length,
@@ -89,65 +81,95 @@ def create_app(
         settings.max_answer_bytes,
         refuse_nonfinite=settings.nonfinite == "refuse",
     )
+    return Server(
+        settings=settings,
+        limits=limits,
+        models=_models(settings, metrics),
+        lifecycle=Lifecycle(),
+        keys=keys,
+        offload=Offload(),
+        shared_memory=SharedMemory(is_offered=settings.shared_memory),
+        unsent=UnsentAnswers(settings.unsent_bytes, metrics),
+        metrics=metrics,
+        statistics=Statistics(),
+        recorder=Recorder(metrics, tracing, access_log),
+    )
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        # What still runs in a thread when the server stops, loading a model for instance, must
-        # not hold it up: the loop waits for its own threads.
-        asyncio.get_running_loop().set_default_executor(UnawaitedThreads(thread_name_prefix="side"))
-        tasks = [
-            asyncio.create_task(_bring_up(models, refuse)),
-            asyncio.create_task(_rest(metrics, models)),
-        ]
-        if settings.repository_poll_s:
-            tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
-        if keys is not None:
-            tasks.append(asyncio.create_task(_watch(keys)))
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await models.close()
-        offload.close()
-        tracing.close()
 
+def create_app(server: Server, *, refuse: Callable[[StartRefused], None]) -> ASGIApp:
+    """
+    Return the application, for any ASGI server.
+
+    Starting it loads and warms the models up in the background.  It answers `live` at
+    once and `ready` once every model gave its golden answer.
+    `refuse` is called when an artifact cannot be read: the process must not go on.
+    """
     app = FastAPI(
         title="Headwise",
         version=__version__,
         description=_DESCRIPTION,
-        lifespan=lifespan,
+        lifespan=lambda app: _lifespan(server, refuse),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.include_router(Routes(settings, limits, models, lifecycle, metrics).router())
-    app.include_router(OipRoutes(settings, models, lifecycle, statistics, offload).router())
-    app.include_router(SharedMemoryRoutes(settings, shared_memory, offload).router())
-    open_paths = HEALTH if settings.metrics_need_key else (*HEALTH, METRICS)
-    _add_docs(app, None if keys is None else open_paths)
+    for routes in (
+        Routes(server),
+        OipRoutes(server),
+        RepositoryRoutes(server),
+        LogRoutes(server),
+        CudaMemoryRoutes(),
+        SharedMemoryRoutes(server),
+    ):
+        app.include_router(routes.router())
+    _add_docs(app, None if server.keys is None else open_paths(server))
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
     app.add_exception_handler(Exception, answer_failure)
-    recorder = Recorder(metrics, tracing, access_log)
-    inference = Inference(
-        app,
-        settings,
-        limits,
-        models,
-        lifecycle,
-        recorder,
-        offload,
-        statistics,
-        shared_memory,
-        unsent,
+    return RequestFrame(TensorCalls(app, server), server)
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(server: Server, refuse: Callable[[StartRefused], None]) -> AsyncIterator[None]:
+    settings, models, keys = server.settings, server.models, server.keys
+    # What still runs in a thread when the server stops, loading a model for instance, must
+    # not hold it up: the loop waits for its own threads.
+    asyncio.get_running_loop().set_default_executor(UnawaitedThreads(thread_name_prefix="side"))
+    tasks = [
+        asyncio.create_task(_bring_up(models, refuse)),
+        asyncio.create_task(_rest(server.metrics, models)),
+    ]
+    if settings.repository_poll_s:
+        tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
+    if keys is not None:
+        tasks.append(asyncio.create_task(_watch(keys)))
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await models.close()
+    server.offload.close()
+    server.recorder.close()
+
+
+def _models(settings: Settings, metrics: Metrics) -> Models:
+    """Return the models that will be served; none is loaded yet."""
+    threads = cpu_budget(settings.threads).threads
+    queue = QueueLimits(settings.max_queue_calls, settings.max_queue_tokens, settings.timeout_s)
+    run = BatchLimits(settings.max_batch_tokens, settings.max_batch_cells, settings.padding)
+
+    def batcher_of(name: str, engine: Engine) -> Batcher:
+        return Batcher(engine, queue, run, metrics.of_model(name))
+
+    load = loader(
+        provider=settings.provider,
+        threads=threads,
+        concurrent_runs=settings.concurrent_runs
+        or (min(4, threads) if settings.provider == "cpu" else 1),
+        batcher_of=batcher_of,
     )
-    framed = RequestFrame(
-        inference, lifecycle=lifecycle, recorder=recorder, keys=keys, open_paths=open_paths
-    )
-    return framed, InferFastPath(
-        settings, limits, models, lifecycle, keys, recorder, statistics, unsent
-    )
+    return Models(load, settings.repository, default=settings.default_model)
 
 
 async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:

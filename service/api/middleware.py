@@ -1,129 +1,82 @@
-"""What surrounds every request: its id, its record, its counters, its last resort."""
+"""What surrounds every request on the ASGI path: its record, its key, its last resort."""
 
-import logging
 import time
-from collections.abc import Collection
 from typing import Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.api_keys import ApiKeys, without_keys
+from service.api.api_keys import without_keys
 from service.api.error_handlers import to_response
+from service.api.requests import begin, end, open_paths
+from service.api.server import Server
 from service.errors import Failed, Unauthorized
-from service.inference.lifecycle import Lifecycle
-from service.telemetry.recorder import (
-    CLIENT_LEFT,
-    CLIENT_STALLED,
+from service.telemetry.request_record import CLIENT_LEFT, RECORD, UNMATCHED, RequestRecord
+from service.transport.coalescing import WHOLE, Delivery
+from service.transport.exchange import CONNECTION, Connection, delivered
+from service.transport.plain_connection import PlainConnection
+from service.transport.problems import CLOSE, CODE_HEADER, INTERNAL
+from service.transport.standard_headers import (
     REQUEST_ID,
     TIMING,
-    Recorder,
+    caller_request_id,
     new_request_id,
-    own_request_id,
-    timing,
+    server_timing,
 )
-from service.telemetry.request_record import RECORD, RequestRecord
-from service.transport.exchange import CONNECTION, Connection, delivered
-from service.transport.problems import CLOSE, CODE_HEADER, INTERNAL
 
-HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
-"""Answered without a key: what asks is an orchestrator, which has none."""
-METRICS: Final = "/metrics"
-_PROBES: Final = (*HEALTH, METRICS)
-_UNMATCHED: Final = "unmatched"
-"""The route of a request for which there is none."""
+_EXTENSIONS: Final = "extensions"
 
 
 class RequestFrame:
     """
     Gives each request an id and makes sure that it is answered, counted and logged once.
 
-    With `keys`, who shows none of them learns nothing at all but what `open_paths` tell:
-    nothing behind the frame sees the call, and its body is not read.
+    Where the server has keys, a request without one is answered 401 unless its path needs
+    none: nothing behind the frame sees it, and its body is not read.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        lifecycle: Lifecycle,
-        recorder: Recorder,
-        keys: ApiKeys | None,
-        open_paths: Collection[str],
-    ) -> None:
+    def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
-        self._lifecycle = lifecycle
-        self._recorder = recorder
-        self._keys = keys
-        self._open_paths = open_paths
+        self._server = server
+        self._open_paths = open_paths(server)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        self._lifecycle.begin()
-        try:
+        if CONNECTION in scope.setdefault(_EXTENSIONS, {}):
             await self._serve(scope, receive, send)
+            return
+        connection = scope[_EXTENSIONS][CONNECTION] = PlainConnection(receive)
+        try:
+            await self._serve(scope, connection.receive, send)
         finally:
-            self._lifecycle.end()
+            await connection.close()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = time.monotonic()
-        request_id = own_request_id(dict(scope["headers"])) or new_request_id()
-        record = RequestRecord(scope["method"], _UNMATCHED, request_id, started)
+        request_id = caller_request_id(dict(scope["headers"])) or new_request_id()
+        record = RequestRecord(scope["method"], UNMATCHED, request_id, time.monotonic())
         scope[RECORD] = record
-        connection: Connection = scope["extensions"][CONNECTION]
-        is_all_written = False
-
-        async def framed_receive() -> Message:
-            message = await receive()
-            if message["type"] == "http.request":
-                record.request_bytes += len(message.get("body", b""))
-            return message
-
-        async def framed_send(message: Message) -> None:
-            nonlocal is_all_written
-            if message["type"] == "http.response.start":
-                headers = message["headers"] = list(message["headers"])
-                named = dict(headers)
-                code = named.get(CODE_HEADER)
-                record.status = message["status"]
-                record.code = None if code is None else code.decode()
-                headers.append((REQUEST_ID, request_id.encode()))
-                if TIMING not in named:
-                    headers.append(timing({"total": time.monotonic() - started}))
-                if self._lifecycle.phase != "serving":
-                    headers.append(CLOSE)
-            await send(message)
-            if message["type"] == "http.response.body":
-                if connection.is_lost:
-                    raise ClientDisconnect
-                record.answer_bytes += len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    is_all_written = True
-                    # Not over before it is sent: else nobody would know of one that is not.
-                    await delivered(connection)
-
+        exchange = _FramedExchange(self._server, record, scope[_EXTENSIONS][CONNECTION])
+        begin(self._server, record)
+        delivery = WHOLE
         try:
-            await self._answer(scope, framed_receive, framed_send, record)
+            await self._answer(scope, *exchange.framed(receive, send))
         except ClientDisconnect:
-            delivery = connection.delivery()
-            if not (is_all_written and delivery.is_whole):
-                record.status = CLIENT_LEFT
-                record.code = CLIENT_STALLED if delivery.is_stalled else None
-                record.answer_bytes = max(0, record.answer_bytes - delivery.unsent_bytes)
-        self._record(record, scope)
+            delivery = exchange.delivery()
+        finally:
+            record.route = getattr(scope.get("route"), "path", UNMATCHED)
+            end(self._server, record, delivery)
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, record: RequestRecord
-    ) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """
         Have the request answered; an error that nobody expected is kept and answered 500.
 
         Raises:
             ClientDisconnect: the caller has left, or was cut off.
         """
+        record: RequestRecord = scope[RECORD]
         try:
             record.key = self._name_of_key(scope)
             await self._app(scope, receive, send)
@@ -143,15 +96,68 @@ class RequestFrame:
         Raises:
             Unauthorized: it needs one and shows no valid one.
         """
-        headers = scope["headers"]
+        headers, keys = scope["headers"], self._server.keys
         scope["headers"] = without_keys(headers)
-        if self._keys is None or scope["path"] in self._open_paths:
+        if keys is None or scope["path"] in self._open_paths:
             return None
-        return self._keys.name_of(headers)
+        return keys.name_of(headers)
 
-    def _record(self, record: RequestRecord, scope: Scope) -> None:
-        if record.status is None:
-            record.status = CLIENT_LEFT
-        record.route = getattr(scope.get("route"), "path", _UNMATCHED)
-        level = logging.DEBUG if record.route in _PROBES else logging.INFO
-        self._recorder.request(record, level=level)
+
+class _FramedExchange:
+    """Fills in a request's record as its body is received and its answer is sent."""
+
+    def __init__(self, server: Server, record: RequestRecord, connection: Connection) -> None:
+        self._server = server
+        self._record = record
+        self._connection = connection
+        self._is_all_written = False
+
+    def framed(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
+        """Return what the application receives and sends with."""
+        record = self._record
+
+        async def framed_receive() -> Message:
+            message = await receive()
+            if message["type"] == "http.request":
+                record.request_bytes += len(message.get("body", b""))
+            return message
+
+        async def framed_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._start(message)
+            await send(message)
+            if message["type"] == "http.response.body":
+                await self._written(message)
+
+        return framed_receive, framed_send
+
+    def delivery(self) -> Delivery:
+        """Return how far the answer got of a request whose caller has left."""
+        delivery = self._connection.delivery()
+        if self._is_all_written or not delivery.is_whole:
+            return delivery
+        self._record.status, self._record.code = CLIENT_LEFT, None  # not all of it was written
+        return WHOLE
+
+    def _start(self, message: Message) -> None:
+        """Add the headers that every answer has."""
+        record = self._record
+        headers = message["headers"] = list(message["headers"])
+        by_name = dict(headers)
+        code = by_name.get(CODE_HEADER)
+        record.status = message["status"]
+        record.code = None if code is None else code.decode()
+        headers.append((REQUEST_ID, record.request_id.encode()))
+        if TIMING not in by_name:
+            headers.append(server_timing({"total": time.monotonic() - record.started}))
+        if self._server.lifecycle.phase != "serving":
+            headers.append(CLOSE)
+
+    async def _written(self, message: Message) -> None:
+        if self._connection.is_lost:
+            raise ClientDisconnect
+        self._record.answer_bytes += len(message.get("body", b""))
+        if not message.get("more_body", False):
+            self._is_all_written = True
+            # Not over before it is sent: else nobody would know of one that is not.
+            await delivered(self._connection)

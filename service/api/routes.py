@@ -3,37 +3,24 @@
 import dataclasses
 from typing import Any
 
-import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from service.api.openapi import NAME_PARAMETER, responses
+from service.api.routing import json_response
 from service.api.schemas import ERROR
+from service.api.server import Server
 from service.errors import Draining, NotReady, UnknownModel
-from service.inference.lifecycle import Lifecycle
-from service.inference.models import Model, Models
-from service.inference.validation import Limits
-from service.settings import Settings
-from service.telemetry.metrics import CONTENT_TYPE, Metrics
+from service.inference.models import Model
+from service.telemetry.metrics import CONTENT_TYPE
 
 
 class Routes:
     """The endpoints of one server."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        limits: Limits,
-        models: Models,
-        lifecycle: Lifecycle,
-        metrics: Metrics,
-    ) -> None:
-        self._settings = settings
-        self._limits = limits
-        self._models = models
-        self._lifecycle = lifecycle
-        self._metrics = metrics
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
@@ -70,19 +57,19 @@ class Routes:
 
     async def list_models(self) -> Response:
         """Return every model that is served, in short, and which one is the default."""
-        short = [self._describe(model) for model in self._models]
-        return _json({"models": short, "default": self._models.default_name})
+        short = [self._describe(model) for model in self._server.models]
+        return json_response({"models": short, "default": self._server.models.default_name})
 
     async def get_model(self, request: Request) -> Response:
         """Return one model in full: layer, limits, and the parity it was published with."""
-        model = self._models.get(request.path_params["name"])
+        model = self._server.models.get(request.path_params["name"])
         manifest = model.manifest
-        return _json(
+        return json_response(
             {
                 **self._describe(model),
                 "inputs": _described_inputs(model),
-                "limits": dataclasses.asdict(self._limits)
-                | {"max_body_bytes": self._settings.max_body_bytes},
+                "limits": dataclasses.asdict(self._server.limits)
+                | {"max_body_bytes": self._server.settings.max_body_bytes},
                 "parity": [dataclasses.asdict(row) for row in manifest.parity],
                 "input_scale": manifest.input_scale,
                 "source": manifest.source,
@@ -93,32 +80,28 @@ class Routes:
 
     async def live(self) -> Response:
         """Say that the process answers."""
-        return _json({"live": True})
+        return json_response({"live": True})
 
     async def ready(self) -> Response:
         """Say whether calls are taken: every warm-up passed, and the server is not stopping."""
-        problem = self._models.problem
-        if self._lifecycle.phase != "serving":
+        problem = self._server.models.problem
+        if self._server.lifecycle.phase != "serving":
             raise Draining("the server is stopping", retry_after_s=1)
         if problem is not None:
             raise NotReady(problem, retry_after_s=1)
-        broken = self._models.broken
-        return _json({"ready": True, "broken": broken} if broken else {"ready": True})
+        broken = self._server.models.broken
+        return json_response({"ready": True, "broken": broken} if broken else {"ready": True})
 
     async def metrics(self) -> Response:
         """Return the metrics in the Prometheus text format."""
-        self._metrics.ready = self._models.problem is None and self._lifecycle.phase == "serving"
-        self._metrics.in_flight = self._lifecycle.in_flight
-        self._metrics.served = [
-            (
-                model.name,
-                str(model.version),
-                model.manifest.precision,
-                model.engine.provider,
-            )
-            for model in self._models
+        server, metrics = self._server, self._server.metrics
+        metrics.ready = server.models.problem is None and server.lifecycle.phase == "serving"
+        metrics.in_flight = server.lifecycle.in_flight
+        metrics.served = [
+            (model.name, str(model.version), model.manifest.precision, model.engine.provider)
+            for model in server.models
         ]
-        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     def _describe(self, model: Model) -> dict[str, Any]:
         manifest = model.manifest
@@ -152,7 +135,3 @@ def _described_inputs(model: Model) -> dict[str, str]:
         " multiplies each head's output",
         **causal,
     }
-
-
-def _json(document: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(document), media_type="application/json")

@@ -11,15 +11,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.control import json_object
 from service.api.openapi import REGION_PARAMETER, json_body, problems, responses
+from service.api.server import Server
 from service.codecs.checks import check_known
-from service.codecs.json_reader import Reader
-from service.codecs.offload import Offload
-from service.codecs.shared_memory import SharedMemory
-from service.codecs.simdjson_reader import read
 from service.errors import Disabled, InvalidInput, NotFound, TooLarge, TooSlow
-from service.settings import Settings
-from service.transport.control import control_body
 
 MAX_BODY_BYTES: Final = 64 * 1024
 
@@ -37,10 +33,8 @@ _REGION: Final[dict[str, Any]] = {
 class SharedMemoryRoutes:
     """The endpoints of one server."""
 
-    def __init__(self, settings: Settings, shared_memory: SharedMemory, offload: Offload) -> None:
-        self._settings = settings
-        self._offload = offload
-        self._shared_memory = shared_memory
+    def __init__(self, server: Server) -> None:
+        self._server = server
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
@@ -49,8 +43,8 @@ class SharedMemoryRoutes:
         region = {"type": "object", "properties": {"name": {"type": "string"}, **_REGION}}
         listed = {"type": "array", "items": region}
         for path, parameters, errors in ((_ALL, [], []), (_ONE, [REGION_PARAMETER], [NotFound])):
-            told = {"parameters": parameters, "responses": responses(listed, None, *errors)}
-            add(path + "/status", self.status, methods=["GET"], openapi_extra=told)
+            extra = {"parameters": parameters, "responses": responses(listed, None, *errors)}
+            add(path + "/status", self.status, methods=["GET"], openapi_extra=extra)
             add(
                 path + "/unregister",
                 self.unregister,
@@ -73,31 +67,25 @@ class SharedMemoryRoutes:
 
     async def status(self, request: Request) -> Response:
         """List the regions that are registered, or the one that the path names."""
-        listed = self._shared_memory.status(request.path_params.get("region"))
+        listed = self._server.shared_memory.status(request.path_params.get("region"))
         return Response(orjson.dumps(listed), media_type="application/json")
 
     async def register(self, request: Request) -> Response:
         """Give a part of a shared memory segment a name that calls can use."""
-        self._shared_memory.check_offered()
-        body = await control_body(
-            request, self._settings, self._offload, limit_bytes=MAX_BODY_BYTES
+        self._server.shared_memory.check_offered()
+        body = await json_object(
+            request, self._server, is_optional=False, limit_bytes=MAX_BODY_BYTES
         )
-        asked = read(body, _region)
-        self._shared_memory.register(
+        check_known(body, _KEYS, "body")
+        self._server.shared_memory.register(
             request.path_params["region"],
-            asked.get("key"),
-            asked.get("offset", 0),
-            asked.get("byte_size"),
+            body.get("key"),
+            body.get("offset", 0),
+            body.get("byte_size"),
         )
         return Response()
 
     async def unregister(self, request: Request) -> Response:
         """Forget the region that the path names, or all; calls that are already in finish."""
-        self._shared_memory.unregister(request.path_params.get("region"))
+        self._server.shared_memory.unregister(request.path_params.get("region"))
         return Response()
-
-
-def _region(reader: Reader) -> dict[str, Any]:
-    root = reader.root()
-    check_known(root, _KEYS, "body")
-    return {key: reader.plain(node) for key, node in root.items()}

@@ -14,6 +14,8 @@ from typing import Final
 from service.codecs.chunks import Chunk
 from service.errors import Draining, InvalidInput, TooLarge, UnsupportedMediaType
 
+ENCODINGS: Final = ("gzip", "deflate")
+
 _WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
 """What zlib calls the two formats."""
 
@@ -119,21 +121,6 @@ class _Reader:
             self.offset += len(given) - len(reader.unconsumed_tail) - len(reader.unused_data)
             input_bytes = min(2 * input_bytes, _MAX_INPUT_BYTES)
             yield part
-
-
-def accepted(header: str) -> str | None:
-    """Return the encoding that an `Accept-Encoding` likes best and that is offered, if any."""
-    best, best_quality = None, 0.0
-    for part in header.lower().split(","):
-        name, _, parameter = part.strip().partition(";")
-        name = name.strip()
-        try:
-            quality = float(parameter.strip().removeprefix("q=")) if parameter else 1.0
-        except ValueError:
-            continue
-        if name in _WINDOW_BITS and quality > best_quality:
-            best, best_quality = name, quality
-    return best
 
 
 def compress(pieces: Iterator[Chunk], encoding: str) -> Iterator[bytes]:

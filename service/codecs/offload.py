@@ -120,14 +120,14 @@ class Offload:
             stop.set()
             self._stops.discard(stop)
 
-    async def pieces(self, pieces: Iterator[_T]) -> AsyncIterator[_T]:
-        """Give pieces that are made one by one in a thread, as fast as they are taken."""
+    async def chunks(self, chunks: Iterator[_T]) -> AsyncIterator[_T]:
+        """Give chunks that are made one by one in a thread, as fast as they are taken."""
         loop = asyncio.get_running_loop()
         while True:
-            piece = await loop.run_in_executor(self._threads, next, pieces, None)
-            if piece is None:
+            chunk = await loop.run_in_executor(self._threads, next, chunks, None)
+            if chunk is None:
                 return
-            yield piece
+            yield chunk
 
 
 def _follow_the_server() -> None:

@@ -127,6 +127,10 @@ class Stages:
     splitting_s: float = 0.0
     """Of the assembly: taking answers apart."""
 
+    def by_name(self) -> dict[str, float]:
+        """Return the stages of a call that is not encoded yet, in seconds."""
+        return {"queue": self.queue_s, "assembly": self.assembly_s, "compute": self.compute_s}
+
 
 @dataclass(slots=True)
 class Run:

@@ -1,11 +1,7 @@
 """What is kept of every request: its counters, its access-log line, its span."""
 
 import logging
-import random
-import re
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Final
 
 from service.inference.calls import Answer
 from service.logs import LOGGER
@@ -14,18 +10,6 @@ from service.telemetry.metrics import Metrics
 from service.telemetry.request_record import RequestRecord
 from service.telemetry.statistics import ModelStatistics
 from service.telemetry.tracing import Tracing
-
-CLIENT_LEFT: Final = 499
-"""The status that is counted and logged when the caller left before the answer."""
-
-CLIENT_STALLED: Final = "client_stalled"
-"""The code beside it when the caller did not read its answer, and was cut off."""
-
-REQUEST_ID: Final = b"x-request-id"
-TIMING: Final = b"server-timing"
-
-_VALID_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Recorder:
@@ -71,45 +55,14 @@ class Recorder:
         answer: Answer,
         stages: Mapping[str, float],
         headers: Mapping[str, str],
-        counted: ModelStatistics | None,
+        statistics: ModelStatistics | None,
     ) -> None:
         """A call with tensors was answered; its stages in seconds, `total` among them."""
-        if counted is not None:
-            counted.answered(len(answer.output), answer.stages, stages["total"])
+        if statistics is not None:
+            statistics.answered(len(answer.output), answer.stages, stages["total"])
         self._tracing.call(model, stages, headers)
         self._metrics.of_model(model).call(stages)
 
-
-def stages_of(answer: Answer) -> dict[str, float]:
-    """Return the stages of a call that is not encoded yet, in seconds."""
-    stages = answer.stages
-    return {
-        "queue": stages.queue_s,
-        "assembly": stages.assembly_s,
-        "compute": stages.compute_s,
-    }
-
-
-def timing(stages: Mapping[str, float]) -> tuple[bytes, bytes]:
-    """Return the header that tells the stages (https://www.w3.org/TR/server-timing)."""
-    template = _timing_template(tuple(stages))
-    return TIMING, template % tuple([seconds * 1e3 for seconds in stages.values()])
-
-
-@lru_cache
-def _timing_template(stages: tuple[str, ...]) -> bytes:
-    return ", ".join(f"{stage};dur=%.3f" for stage in stages).encode()
-
-
-def own_request_id(headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the caller's own id, else the trace id of its `traceparent`, else None."""
-    own = headers.get(REQUEST_ID)
-    if own is not None and _VALID_ID.fullmatch(own):
-        return own.decode()
-    trace = _TRACEPARENT.fullmatch(headers.get(b"traceparent", b""))
-    return trace[1].decode() if trace else None
-
-
-def new_request_id() -> str:
-    """Return an id of 32 digits: no secret, and so not worth asking the system for randomness."""
-    return f"{random.getrandbits(128):032x}"
+    def close(self) -> None:
+        """Send the spans that have not been sent."""
+        self._tracing.close()

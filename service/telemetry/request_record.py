@@ -7,6 +7,16 @@ RECORD: Final = "headwise.record"
 """The key of the ASGI scope that holds the request's record."""
 
 
+CLIENT_LEFT: Final = 499
+"""The status that is counted and logged when the caller left before the answer."""
+
+CLIENT_STALLED: Final = "client_stalled"
+"""The code beside it when the caller did not read its answer, and was cut off."""
+
+UNMATCHED: Final = "unmatched"
+"""The route of a request for which there is none."""
+
+
 @dataclass(eq=False, slots=True)
 class RequestRecord:
     """
@@ -16,7 +26,8 @@ class RequestRecord:
     request has all that was known when it was refused.
     """
 
-    method: str
+    method: str | None
+    """None = the request head could not be read."""
     route: str
     """The path of the documentation, such as `/v2/models/{name}/infer`."""
     request_id: str

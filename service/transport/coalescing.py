@@ -43,7 +43,7 @@ class Delivery:
         return not self.unsent_bytes
 
 
-_WHOLE: Final = Delivery(0, is_stalled=False)
+WHOLE: Final = Delivery(0, is_stalled=False)
 
 
 class CoalescingTransport:
@@ -136,7 +136,7 @@ class CoalescingTransport:
         if self._lost is not None:
             return self._lost
         buffered = self._buffered()
-        return Delivery(buffered, is_stalled=False) if buffered else _WHOLE
+        return Delivery(buffered, is_stalled=False) if buffered else WHOLE
 
     def when_delivered(self, tell: Callable[[Delivery], None]) -> None:
         """
@@ -153,7 +153,7 @@ class CoalescingTransport:
     def on_drained(self) -> None:
         """The transport's buffer is empty."""
         if not self._buffered():
-            self._settle(_WHOLE)
+            self._settle(WHOLE)
 
     def on_lost(self) -> None:
         """The connection is no more; what was not sent by then never will be."""
@@ -197,7 +197,7 @@ class CoalescingTransport:
         if acknowledged > self._acknowledged:
             self._acknowledged, self._idle_looks = acknowledged, 0
         if self._written == self._taken:
-            self._settle(_WHOLE)
+            self._settle(WHOLE)
         elif self._idle_looks >= _LOOKS:
             self._lost = Delivery(self._written - self._taken, is_stalled=True)
             # A reset, so that the system keeps nothing for the caller either.

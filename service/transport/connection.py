@@ -34,12 +34,12 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from service.codecs.chunks import Chunk
 from service.errors import HeadwiseError, InvalidInput, MethodNotAllowed, TooLarge, TooSlow
-from service.logs import event
 from service.transport.coalescing import CoalescingTransport, Delivery
 from service.transport.exchange import CONNECTION
 from service.transport.problems import CLOSE, answer_of
 from service.transport.receiving import joined
 from service.transport.request_head import check_head
+from service.transport.standard_headers import Headers
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of a request head, or of what follows a body's last chunk, when it does not come in one read."""
@@ -55,12 +55,11 @@ _RESET_S: Final = 0.05
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-Headers = list[tuple[bytes, bytes]]
 _Call = TypeVar("_Call")
 
 
 class FastPath(Protocol[_Call]):
-    """Answers small requests from the connection's bytes; see `fast_path`."""
+    """Answers small requests from the connection's bytes; see `api.fast_path`."""
 
     def lacks(self, data: bytes) -> int:
         """Return how many bytes are missing of a request that may be taken once it is whole."""
@@ -88,7 +87,9 @@ class HttpConnection(HttpToolsProtocol):
     One connection.
 
     `fast_path` is offered each request that arrives whole while nothing else is being
-    received or answered; None = every request takes the ASGI path.
+    received or answered; None = every request takes the ASGI path.  `on_head_refused` is
+    called with the status, the code and the body's size of each answer to a request head that
+    the application never sees.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class HttpConnection(HttpToolsProtocol):
         fast_path: FastPath[Any] | None,
         head_timeout_s: float,
         answer_timeout_s: float,
+        on_head_refused: Callable[[int, str, int], None],
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -105,6 +107,7 @@ class HttpConnection(HttpToolsProtocol):
         self._fast_path = fast_path
         self._head_timeout_s = head_timeout_s
         self._answer_timeout_s = answer_timeout_s
+        self._on_head_refused = on_head_refused
 
         self._receiving = _Receiving.NOTHING
         self._loose_bytes = 0  # received since the last byte of a body, or end of a head or body
@@ -438,10 +441,10 @@ class HttpConnection(HttpToolsProtocol):
             return
         if self._last_error is not None:
             status, headers, body = answer_of(self._last_error)
-            event("request head refused", status=status, problem=str(self._last_error))
             if CLOSE not in headers:
                 headers.append(CLOSE)
             self._output.send(self._response_head(status, headers), body)
+            self._on_head_refused(status, self._last_error.code, len(body))
         self.transport.close()
 
     def _probe(self, probe: bytes = b"") -> None:

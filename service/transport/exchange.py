@@ -13,6 +13,8 @@ from urllib.parse import parse_qsl
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from service.codecs.compression import decompress, encoding_of
+from service.codecs.offload import Offload
 from service.errors import TooLarge, TooSlow
 from service.telemetry.request_record import RECORD, RequestRecord
 from service.transport.coalescing import Delivery
@@ -62,6 +64,31 @@ async def delivered(connection: Connection) -> None:
     connection.when_delivered(tell)
     if not (await done).is_whole:
         raise ClientDisconnect
+
+
+async def read_body(
+    exchange: "Exchange",
+    offload: Offload,
+    *,
+    limit_bytes: int,
+    decompressed_limit_bytes: int,
+    timeout_s: float,
+) -> bytes:
+    """
+    Return the whole body, decompressed off the event loop until the task is cancelled.
+
+    Raises:
+        InvalidInput: it is not of the encoding that it names.
+        TooLarge: above a limit, as it came or decompressed.
+        TooSlow: it did not arrive in time.
+        UnsupportedMediaType: it is encoded in an unknown way.
+        ClientDisconnect: the caller has left.
+    """
+    encoding = encoding_of(exchange.headers.get("content-encoding", ""))
+    content = await exchange.body(limit_bytes=limit_bytes, timeout_s=timeout_s)
+    if encoding is None:
+        return content
+    return await offload.interruptible(decompress, content, encoding, decompressed_limit_bytes)
 
 
 class Exchange:

@@ -5,15 +5,22 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
+from service.api.api_keys import ApiKeys
+from service.api.server import Server
+from service.app import make_server
 from service.contract import LayerConfig
 from service.errors import InferenceFailed
 from service.inference.calls import Inputs, Outputs, Run
 from service.inference.engine import Engine, Provider, Stop
 from service.log_writer import LogWriter
 from service.logs import Log
+from service.settings import Settings
+from service.telemetry.access_log import AccessLog
+from service.telemetry.tracing import NoTracing
 
 
 @cache
@@ -21,6 +28,19 @@ def no_log() -> Log:
     """Return a log whose lines go nowhere."""
     writer = LogWriter(os.open(os.devnull, os.O_WRONLY), notice=lambda lines: b"")
     return Log(writer, is_text=False)
+
+
+def quiet_server(repository: Path, *, keys: ApiKeys | None = None, **settings: object) -> Server:
+    """Return a server of those artifacts with real engines, loaded; call it where a loop runs."""
+    server = make_server(
+        Settings(repository=repository, threads=1, **settings),
+        tracing=NoTracing(),
+        keys=keys,
+        access_log=AccessLog(no_log(), names_keys=keys is not None),
+    )
+    server.models.load_all()
+    server.models.warm_up()
+    return server
 
 
 def _as_asked(inputs: Inputs) -> Inputs:

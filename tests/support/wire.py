@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, Self
@@ -13,19 +14,11 @@ from typing import Any, Self
 import uvicorn
 from uvicorn.server import ServerState
 
+from service.api.fast_path import InferFastPath
+from service.api.requests import head_refused
 from service.app import create_app
-from service.inference.batcher import Batcher
-from service.inference.batches import BatchLimits
-from service.inference.engine import Engine
-from service.inference.lifecycle import Lifecycle
-from service.inference.models import Models, loader
-from service.inference.schedule import QueueLimits
-from service.settings import Settings
-from service.telemetry.access_log import AccessLog
-from service.telemetry.metrics import Metrics
-from service.telemetry.tracing import NoTracing
 from service.transport.connection import FastPath, HttpConnection
-from tests.support.doubles import no_log
+from tests.support.doubles import quiet_server
 
 LIMIT_S = 60
 """Far more than any exchange takes: what does not end by then hangs."""
@@ -83,28 +76,10 @@ class App:
     """The application with real engines in this process; make it where a loop runs."""
 
     def __init__(self, repository: Path, **settings: Any) -> None:
-        self.settings = Settings(repository=repository, **settings)
-        lifecycle, metrics = Lifecycle(), Metrics()
-        queue = QueueLimits(256, 262_144, 60.0)
-        run = BatchLimits(1024, 1_048_576, 0.0)
-
-        def batcher_of(name: str, engine: Engine) -> Batcher:
-            return Batcher(engine, queue, run, metrics.of_model(name))
-
-        load = loader(provider="cpu", threads=1, concurrent_runs=1, batcher_of=batcher_of)
-        self.models = Models(load, repository)
-        self.models.load_all()
-        self.models.warm_up()
-        app, self.fast_path = create_app(
-            self.settings,
-            self.models,
-            lifecycle,
-            metrics,
-            NoTracing(),
-            None,
-            AccessLog(no_log(), names_keys=False),
-            refuse=lambda _: None,
-        )
+        self.server = quiet_server(repository, **settings)
+        self.models = self.server.models
+        self.fast_path = InferFastPath(self.server)
+        app = create_app(self.server, refuse=lambda _: None)
         self.config = uvicorn.Config(app, log_config=None, ws="none", access_log=False)
         self.config.load()
 
@@ -117,6 +92,7 @@ class App:
             fast_path=fast_path,
             head_timeout_s=LIMIT_S,
             answer_timeout_s=LIMIT_S,
+            on_head_refused=partial(head_refused, self.server),
         )
 
     async def converse(self, pieces: Iterable[Piece], *, uses_fast_path: bool) -> bytes:

@@ -19,25 +19,13 @@ import orjson
 import pytest
 
 from service.api.api_keys import ApiKeys
-from service.api.fast_path import Headers, InferFastPath, PendingCall
-from service.api.unsent_answers import UnsentAnswers
+from service.api.fast_path import InferFastPath, PendingCall
 from service.codecs.chunks import Chunk
-from service.inference.batcher import Batcher, QueuedCall
-from service.inference.batches import BatchLimits
+from service.inference.batcher import QueuedCall
 from service.inference.calls import Answer, Call
-from service.inference.engine import Engine
-from service.inference.lifecycle import Lifecycle
-from service.inference.models import Models, loader
-from service.inference.schedule import QueueLimits
-from service.inference.validation import Limits
-from service.settings import Settings
-from service.telemetry.access_log import AccessLog
-from service.telemetry.metrics import Metrics
-from service.telemetry.recorder import Recorder
-from service.telemetry.statistics import Statistics
-from service.telemetry.tracing import NoTracing
 from service.transport.coalescing import Delivery
-from tests.support.doubles import no_log
+from service.transport.standard_headers import Headers
+from tests.support.doubles import quiet_server
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 
@@ -95,16 +83,6 @@ class Caller:
         tell(Delivery(0, is_stalled=False))
 
 
-@dataclass
-class House:
-    """A fast path and what it leads through."""
-
-    fast_path: InferFastPath
-    lifecycle: Lifecycle
-    models: Models
-    metrics: Metrics
-
-
 @pytest.fixture(scope="module")
 def repository(layers: Layers, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a repository that is soon loaded."""
@@ -113,43 +91,19 @@ def repository(layers: Layers, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def house(repository: Path, *, keys: ApiKeys | None = None, **settings: Any) -> House:
-    """Return one with real engines; call it where a loop runs."""
-    chosen = Settings(**settings)
-    lifecycle, metrics = Lifecycle(), Metrics()
-
-    def batcher_of(name: str, engine: Engine) -> Batcher:
-        queue = QueueLimits(chosen.max_queue_calls, chosen.max_queue_tokens, chosen.timeout_s)
-        limits = BatchLimits(chosen.max_batch_tokens, chosen.max_batch_cells, chosen.padding)
-        return Batcher(engine, queue, limits, metrics.of_model(name))
-
-    models = Models(
-        loader(provider="cpu", threads=1, concurrent_runs=1, batcher_of=batcher_of), repository
-    )
-    models.load_all()
-    models.warm_up()
-    limits = Limits(chosen.max_rows, chosen.max_length, chosen.max_tokens, chosen.max_answer_bytes)
-    access_log = AccessLog(no_log(), names_keys=keys is not None)
-    recorder = Recorder(metrics, NoTracing(), access_log)
-    unsent = UnsentAnswers(chosen.unsent_bytes, metrics)
-    fast_path = InferFastPath(
-        chosen, limits, models, lifecycle, keys, recorder, Statistics(), unsent
-    )
-    return House(fast_path, lifecycle, models, metrics)
-
-
 def outcome(repository: Path, data: bytes, **settings: Any) -> list[tuple[int, Any, bytes]] | None:
     """Return what was answered on the fast path; None = it did not take the request."""
 
     async def scenario() -> list[tuple[int, Any, bytes]] | None:
-        made = house(repository, **settings)
+        server = quiet_server(repository, **settings)
+        fast_path = InferFastPath(server)
         caller = Caller()
-        taken = made.fast_path.take(data, caller)
-        assert made.lifecycle.in_flight == (taken is not None)
-        await made.models.close()
+        taken = fast_path.take(data, caller)
+        assert server.lifecycle.in_flight == (taken is not None)
+        await server.models.close()
         await asyncio.sleep(0)
-        assert made.lifecycle.in_flight == 0
-        assert made.metrics.of_model("tiny").queue_calls == 0
+        assert server.lifecycle.in_flight == 0
+        assert server.metrics.of_model("tiny").queue_calls == 0
         assert (taken is None) == (not caller.answers)
         return caller.answers if taken is not None else None
 
@@ -244,20 +198,22 @@ def test_request_that_is_refused_is_not_taken(repository: Path, tmp_path: Path) 
     path.write_text("someone:" + "k" * 40 + "\n")
 
     async def scenario() -> None:
-        made = house(repository, keys=ApiKeys(path))
-        assert made.fast_path.take(request(), Caller()) is None
-        assert made.fast_path.take(request("X-API-Key: " + "n" * 40), Caller()) is None
+        server = quiet_server(repository, keys=ApiKeys(path))
+        fast_path = InferFastPath(server)
+        assert fast_path.take(request(), Caller()) is None
+        assert fast_path.take(request("X-API-Key: " + "n" * 40), Caller()) is None
         caller = Caller()
-        assert made.fast_path.take(request("X-API-Key: " + "k" * 40), caller) is not None
-        made.lifecycle.phase = "draining"
-        assert made.fast_path.take(request("X-API-Key: " + "k" * 40), Caller()) is None
-        await made.models.close()
+        assert fast_path.take(request("X-API-Key: " + "k" * 40), caller) is not None
+        server.lifecycle.phase = "draining"
+        assert fast_path.take(request("X-API-Key: " + "k" * 40), Caller()) is None
+        await server.models.close()
         assert [status for status, _, _ in caller.answers] == [200]
         assert caller.answers[0][1][b"connection"] == b"close"
-        made = house(repository, max_queue_calls=1)
-        assert made.fast_path.take(request(), Caller()) is not None
-        assert made.fast_path.take(request(), Caller()) is None
-        await made.models.close()
+        server = quiet_server(repository, max_queue_calls=1)
+        fast_path = InferFastPath(server)
+        assert fast_path.take(request(), Caller()) is not None
+        assert fast_path.take(request(), Caller()) is None
+        await server.models.close()
 
     asyncio.run(scenario())
 
@@ -270,17 +226,18 @@ def test_shapes_that_have_passed_are_checked_again_for_another_layer(
     shutil.copytree(layers.repository / "tiny", repository / "tiny")
 
     async def scenario() -> None:
-        made = house(repository)
+        server = quiet_server(repository)
+        fast_path = InferFastPath(server)
         for _ in range(2):
-            assert made.fast_path.take(request(), Caller()) is not None
+            assert fast_path.take(request(), Caller()) is not None
         other = shutil.copytree(layers.artifact("mha"), repository / "tiny" / "2")
         manifest = orjson.loads((other / "manifest.json").read_bytes())
         (other / "manifest.json").write_bytes(
             orjson.dumps(manifest | {"name": "tiny", "version": 2})
         )
-        await made.models.refresh(retry=False)
-        assert made.fast_path.take(request(), Caller()) is None
-        await made.models.close()
+        await server.models.refresh(retry=False)
+        assert fast_path.take(request(), Caller()) is None
+        await server.models.close()
 
     asyncio.run(scenario())
 
@@ -289,10 +246,11 @@ def test_many_heads_are_forgotten_again(repository: Path) -> None:
     """Callers that put a number of their own into each head cost no memory in the end."""
 
     async def scenario() -> int:
-        made = house(repository)
+        server = quiet_server(repository)
+        fast_path = InferFastPath(server)
         for i in range(1000):
-            assert made.fast_path.lacks(request(f"X-Call: {i}")[:-1]) == 1
-        return len(made.fast_path._routes)
+            assert fast_path.lacks(request(f"X-Call: {i}")[:-1]) == 1
+        return len(fast_path._routes)
 
     assert asyncio.run(scenario()) <= 256
 
@@ -307,14 +265,15 @@ def test_withdrawn_key_is_refused_although_its_head_is_remembered(
 
     async def scenario() -> list[bool]:
         keys = ApiKeys(path)
-        made = house(repository, keys=keys)
-        taken = [made.fast_path.take(data, Caller()) is not None for _ in range(2)]
+        server = quiet_server(repository, keys=keys)
+        fast_path = InferFastPath(server)
+        taken = [fast_path.take(data, Caller()) is not None for _ in range(2)]
         for content in (f"other:{'o' * 40}\n", f"renamed:{key}\n"):
             path.write_text(content)
             keys.refresh(retry=False)
-            taken.append(made.fast_path.take(data, Caller()) is not None)
-            taken.append(made.fast_path.lacks(data[:-1]) == 1)
-        await made.models.close()
+            taken.append(fast_path.take(data, Caller()) is not None)
+            taken.append(fast_path.lacks(data[:-1]) == 1)
+        await server.models.close()
         return taken
 
     assert asyncio.run(scenario()) == [True, True, False, False, True, True]
@@ -333,11 +292,12 @@ def test_head_without_a_valid_key_is_neither_remembered_nor_waited_for(
     path.write_text("someone:" + "k" * 40 + "\n")
 
     async def scenario() -> None:
-        made = house(repository, keys=ApiKeys(path))
-        assert made.fast_path.take(request(header), Caller()) is None
-        assert made.fast_path.lacks(request(header)[:-1]) == 0
-        await made.models.close()
-        assert not made.fast_path._routes
+        server = quiet_server(repository, keys=ApiKeys(path))
+        fast_path = InferFastPath(server)
+        assert fast_path.take(request(header), Caller()) is None
+        assert fast_path.lacks(request(header)[:-1]) == 0
+        await server.models.close()
+        assert not fast_path._routes
 
     asyncio.run(scenario())
 
@@ -350,14 +310,15 @@ def test_head_that_is_remembered_is_not_kept(repository: Path, tmp_path: Path) -
     data = request(f"X-API-Key: {key}", f"traceparent: {trace}", "X-Other: unneeded")
 
     async def scenario() -> dict[bytes, Any]:
-        made = house(repository, keys=ApiKeys(path))
-        assert made.fast_path.take(data, Caller()) is not None
+        server = quiet_server(repository, keys=ApiKeys(path))
+        fast_path = InferFastPath(server)
+        assert fast_path.take(data, Caller()) is not None
         assert (
-            made.fast_path.take(request(f"X-API-Key: {key}", path="/v2/models/x/infer"), Caller())
+            fast_path.take(request(f"X-API-Key: {key}", path="/v2/models/x/infer"), Caller())
             is None
         )
-        await made.models.close()
-        return dict(made.fast_path._routes)
+        await server.models.close()
+        return dict(fast_path._routes)
 
     [(digest, route)] = asyncio.run(scenario()).items()
     assert len(digest) == 32
@@ -366,17 +327,20 @@ def test_head_that_is_remembered_is_not_kept(repository: Path, tmp_path: Path) -
     assert route.trace_context == {"traceparent": trace}
 
 
-def test_waiting_call_does_not_hold_what_was_received(repository: Path) -> None:
-    """Its tensors are copies, however they lie: the head before them holds a key."""
+def test_waiting_call_does_not_hold_what_was_received(repository: Path, tmp_path: Path) -> None:
+    """With keys its tensors are copies, however they lie: the head before them holds a key."""
+    path, key = tmp_path / "keys", "k" * 40
+    path.write_text(f"a:{key}\n")
 
     async def scenario() -> None:
-        made = house(repository)
+        server = quiet_server(repository, keys=ApiKeys(path))
+        fast_path = InferFastPath(server)
         for padding in range(4):
-            data = bytearray(request(f"X-Padding: {'x' * padding}"))
-            waiting = made.fast_path.take(data, Caller())  # type: ignore[arg-type]
+            data = bytearray(request(f"X-API-Key: {key}\r\nX-Padding: {'x' * padding}"))
+            waiting = fast_path.take(data, Caller())  # type: ignore[arg-type]
             assert waiting is not None
             data.clear()  # refused for as long as there is a view of it
-        await made.models.close()
+        await server.models.close()
 
     asyncio.run(scenario())
 
@@ -398,14 +362,15 @@ def test_failure_that_nobody_thought_of_is_told(
     """A 500 without what it was, and the next call is served."""
 
     async def scenario() -> Caller:
-        made = house(repository)
-        engine, caller = made.models.get("tiny").engine, Caller()
+        server = quiet_server(repository)
+        fast_path = InferFastPath(server)
+        engine, caller = server.models.get("tiny").engine, Caller()
         with monkeypatch.context() as broken:
             broken.setattr(engine, "run", lambda *_, **__: 1 / 0)
-            assert made.fast_path.take(request(), caller) is not None
+            assert fast_path.take(request(), caller) is not None
             await caller.heard.wait()
-        assert made.fast_path.take(request(), caller) is not None
-        await made.models.close()
+        assert fast_path.take(request(), caller) is not None
+        await server.models.close()
         await asyncio.sleep(0)
         return caller
 
@@ -569,11 +534,12 @@ def test_answered_call_leaves_nothing_to_collect(repository: Path) -> None:
         return [o for o in gc.get_objects() if type(o) in {PendingCall, QueuedCall, Call, Answer}]
 
     async def scenario() -> list[object]:
-        made = house(repository)
+        server = quiet_server(repository)
+        fast_path = InferFastPath(server)
 
         async def call() -> None:
             caller = Caller()
-            taken = made.fast_path.take(request(), caller)
+            taken = fast_path.take(request(), caller)
             assert taken is not None
             await caller.heard.wait()
 
@@ -588,6 +554,6 @@ def test_answered_call_leaves_nothing_to_collect(repository: Path) -> None:
             return [left for left in alive() if id(left) not in others]
         finally:
             gc.enable()
-            await made.models.close()
+            await server.models.close()
 
     assert asyncio.run(scenario()) == []

@@ -12,14 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save
-from starlette.requests import ClientDisconnect, Request
 
-from service.codecs.compression import MAX_MEMBERS, accepted, compress, decompress
+from service.codecs.compression import MAX_MEMBERS, compress, decompress
 from service.codecs.offload import Offload
 from service.errors import Draining, InvalidInput, TooLarge
-from service.settings import Settings
-from service.transport import control
-from service.transport.exchange import CONNECTION
 from tests.support.layers import Layers
 from tests.support.server import Server
 
@@ -217,89 +213,6 @@ def test_decompress_above_the_limit_makes_one_step_more_at_most(counting: Counti
     assert counting.bytes_out <= 2**20 + 2**18
 
 
-class Waiting:
-    """A connection on which a whole body has come; see `exchange.Connection`."""
-
-    has_whole_body = True
-    is_lost = False
-
-    def __init__(self) -> None:
-        self.on_left: list[Callable[[], None]] = []
-
-
-def control_request(body: bytes, connection: Waiting) -> Request:
-    """Return a request with a gzip body on that connection."""
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    scope = {
-        "type": "http",
-        "path": "/v2/repository/index",
-        "query_string": b"",
-        "headers": [(b"content-encoding", b"gzip")],
-        "extensions": {CONNECTION: connection},
-    }
-    return Request(scope, receive)
-
-
-def test_control_body_is_decompressed_in_a_thread_that_stops_when_the_caller_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Also a body without tensors: the event loop goes on, and nothing is done for nobody."""
-    began, stopped = threading.Event(), threading.Event()
-
-    def hold(content: bytes, encoding: str, limit_bytes: int, stop: threading.Event) -> bytes:
-        began.set()
-        assert stop.wait(60)
-        stopped.set()
-        return b""
-
-    monkeypatch.setattr(control, "decompress", hold)
-
-    async def scenario() -> None:
-        offload, connection = Offload(), Waiting()
-        request = control_request(gzip.compress(b"{}"), connection)
-        task = asyncio.create_task(control.control_body(request, Settings(), offload))
-        await asyncio.to_thread(began.wait, 60)  # the loop is free for this
-        assert not task.done()
-        for leave in connection.on_left:
-            leave()
-        with pytest.raises(ClientDisconnect):
-            await task
-        await asyncio.to_thread(stopped.wait, 60)
-        offload.close()
-
-    asyncio.run(scenario())
-
-    assert stopped.is_set()
-
-
-def test_control_body_of_a_caller_that_has_left_is_not_decompressed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Who left while the body came is not worked for."""
-    calls: list[bytes] = []
-
-    def note(content: bytes, encoding: str, limit_bytes: int, stop: threading.Event) -> bytes:
-        calls.append(content)
-        return b""
-
-    monkeypatch.setattr(control, "decompress", note)
-
-    async def scenario() -> None:
-        offload, connection = Offload(), Waiting()
-        connection.is_lost = True
-        request = control_request(gzip.compress(b"{}"), connection)
-        with pytest.raises(ClientDisconnect):
-            await control.control_body(request, Settings(), offload)
-        offload.close()
-
-    asyncio.run(scenario())
-
-    assert not calls
-
-
 def test_workers_that_are_closed_stop_what_can_be_stopped() -> None:
     """The end of the server is one more reason for nobody to wait."""
     began, stopped = threading.Event(), threading.Event()
@@ -319,23 +232,6 @@ def test_workers_that_are_closed_stop_what_can_be_stopped() -> None:
     asyncio.run(scenario())
 
     assert stopped.is_set()
-
-
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        ("", None),
-        ("br, zstd", None),
-        ("gzip, deflate, br", "gzip"),
-        ("gzip;q=0.5, deflate", "deflate"),
-        ("gzip;q=0", None),
-        ("GZIP ; q=1", "gzip"),
-        ("gzip;q=high", None),
-    ],
-)
-def test_accepted_is_the_best_liked_that_is_offered(header: str, expected: str | None) -> None:
-    """The highest quality wins, the first of equals."""
-    assert accepted(header) == expected
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)

@@ -88,6 +88,7 @@ def connection() -> HttpConnection:
         fast_path=None,
         head_timeout_s=60.0,
         answer_timeout_s=60.0,
+        on_head_refused=lambda status, code, size: None,
     )
 
 

@@ -96,7 +96,7 @@ class Caller:
 
 def records(server: Server, route: str) -> list[dict[str, Any]]:
     """Return the log records of one route's requests."""
-    lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
+    lines = [json.loads(line) for line in server.whole_log().splitlines() if line.startswith("{")]
     return [line for line in lines if line.get("route") == route]
 
 
