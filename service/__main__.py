@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         threads=cpu_budget(settings.threads),
     )
     process.run([listener])
-    _end_within(_THREADS_END_S, lambda: process.exit_code)
+    process.end_within(_THREADS_END_S)
     return process.exit_code
 
 
@@ -135,7 +135,7 @@ class _UvicornServer(uvicorn.Server):
         grace_s = 0.0 if number == signal.SIGINT else self._server.settings.grace_s
         event("stopping", signal=number.name, grace_s=grace_s)
         self._server.lifecycle.phase = "grace"
-        self._end_within(grace_s + self._server.settings.drain_s + _CONNECTION_END_S + _CLEAN_UP_S)
+        self.end_within(grace_s + self._server.settings.drain_s + _CONNECTION_END_S + _CLEAN_UP_S)
         self._start(self._stop(grace_s))
 
     async def _stop(self, grace_s: float) -> None:
@@ -147,10 +147,24 @@ class _UvicornServer(uvicorn.Server):
 
     def _end(self) -> None:
         self.should_exit = True
-        self._end_within(_CONNECTION_END_S + _CLEAN_UP_S)
+        self.end_within(_CONNECTION_END_S + _CLEAN_UP_S)
 
-    def _end_within(self, seconds: float) -> None:
-        _end_within(seconds, lambda: self.exit_code)
+    def end_within(self, seconds: float) -> None:
+        """
+        End the process with its exit code then at the latest, whatever still waits for what.
+
+        The interpreter itself would wait for every thread: for a library that loads a model,
+        for instance, and cannot be interrupted.
+        """
+
+        def end() -> None:
+            event("ended by force: work was still under way", level=logging.WARNING)
+            self._log.writer.flush()
+            os._exit(self.exit_code)
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         """Run something beside serving, and keep it until it is done."""
@@ -171,23 +185,6 @@ def _connections(server: Server) -> Callable[..., asyncio.BaseProtocol]:
     )
     # Without keys, nothing that is received needs to be overwritten.
     return connection if server.keys is None else receiving(connection)
-
-
-def _end_within(seconds: float, exit_code: Callable[[], int]) -> None:
-    """
-    End the process with that code then at the latest, whatever still waits for what.
-
-    The interpreter itself would wait for every thread: for a library that loads a model,
-    for instance, and cannot be interrupted.
-    """
-
-    def end() -> None:
-        event("ended by force: work was still under way", level=logging.WARNING)
-        os._exit(exit_code())
-
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
 
 
 def _tell(error: StartRefused, log: Log | None) -> None:

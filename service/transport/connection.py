@@ -47,10 +47,10 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 _PATIENCE_S: Final = 0.05
 """How long the rest of a request for the fast path is awaited before the ASGI path gets it."""
 
-_PROBE_S: Final = 0.1
+_PROBE_S: Final = 0.02
 """After the caller's end of input, how long to answer before testing whether it still reads."""
 
-_RESET_S: Final = 0.05
+_RESET_S: Final = 0.01
 """How often to look whether that test was answered by a reset."""
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

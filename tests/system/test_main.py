@@ -299,7 +299,7 @@ def test_service_runs_where_torch_cannot_be_imported(layers: Layers) -> None:
 
 def test_caller_that_leaves_frees_the_engine_and_is_counted(layers: Layers) -> None:
     """Neither a queued call nor a running one goes on for nobody; the log has no traceback."""
-    content = save({"embeddings": np.zeros((200, 256, 24), np.float32)})
+    content = save({"embeddings": np.zeros((60, 1024, 24), np.float32)})
     head = (
         "POST /v1/attention?model=mha HTTP/1.1\r\nHost: x\r\n"
         f"Content-Type: application/x-safetensors\r\nContent-Length: {len(content)}\r\n\r\n"
