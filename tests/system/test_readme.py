@@ -195,7 +195,7 @@ def test_readme_file_tree_names_every_file() -> None:
     tree = next(block for block in blocks("text") if "contract.py" in block)
 
     for package in ("service", "export"):
-        for file in (ROOT / package).glob("[a-z]*.py"):
+        for file in (ROOT / package).rglob("[a-z]*.py"):
             assert file.name in tree, file.name
 
 
