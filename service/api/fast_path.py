@@ -29,8 +29,8 @@ from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.options import from_query
 from service.contract import LayerConfig
 from service.errors import Failed, HeadwiseError
-from service.inference.batcher import QueuedCall
 from service.inference.calls import Answer, Call
+from service.inference.queued_call import QueuedCall
 from service.inference.validation import Tensors, to_call, unchecked_call
 from service.telemetry.request_record import CLIENT_LEFT, RequestRecord
 from service.telemetry.tracing import CONTEXT_HEADERS

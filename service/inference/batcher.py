@@ -18,15 +18,13 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final, Literal, Protocol
-
-import numpy as np
+from typing import Literal, Protocol
 
 from service.errors import DeadlineExceeded
-from service.inference.batches import BatchLimits, Slice, outputs_of, slices_of, stacked_inputs
-from service.inference.calls import Answer, Call, Floats, Outputs, Run, Stages
+from service.inference.batches import BatchLimits, outputs_of, slices_of, stacked_inputs
+from service.inference.calls import Answer, Call, Run
 from service.inference.engine import Engine, Stop
+from service.inference.queued_call import Deliver, QueuedCall, copy_outputs
 from service.inference.schedule import Admission, QueueLimits, Schedule, ScheduledRun, Throughput
 
 INLINE_S = 0.01
@@ -42,8 +40,6 @@ deferral, calls of many callers that connect at once would run one by one (bench
 _NICE = 5
 """Niceness of the engine's threads relative to the event loop: see nice(2)."""
 
-_ALLOCATION: Final = threading.Lock()
-"""Held while an answer is allocated: concurrent runs may hold slices of the same call."""
 
 Drop = Literal["queued", "running"]
 
@@ -62,43 +58,6 @@ class Observer(Protocol):
     def on_drop(self, where: Drop) -> None:
         """A call's caller left, or its time limit passed, while it was there."""
         ...
-
-
-Deliver = Callable[[Answer | Exception], None]
-"""Receives the outcome of a call, on the event loop; it must not raise."""
-
-
-@dataclass(eq=False, slots=True)
-class QueuedCall:
-    """An admitted call and what is there of its answer; to others a handle for `leave`."""
-
-    call: Call
-    deliver: Deliver
-    tokens: int
-    """Queries and keys."""
-    queued_at: float
-    """On the monotonic clock, in seconds."""
-    deadline: float
-    """The engine must have begun before it; on the monotonic clock, in seconds."""
-    slices_left: int
-    on_run: Callable[[Run], None] | None
-    is_over: bool = False
-    """True once no answer is expected any more."""
-    output: Floats | None = None
-    weights: Floats | None = None
-    started_at: float = 0.0
-    assembly_s: float = 0.0
-    compute_s: float = 0.0
-    splitting_s: float = 0.0
-
-    def answer(self) -> Answer:
-        """Return the answer, once it holds the outputs of every slice."""
-        if self.output is None:
-            raise ValueError("no slice of the call has been run")
-        queue_s = self.started_at - self.queued_at
-        stages = Stages(queue_s, self.assembly_s, self.compute_s, self.splitting_s)
-        call = self.call
-        return Answer(self.output, self.weights, call.lengths, call.key_lengths, stages)
 
 
 _QueuedRun = ScheduledRun[QueuedCall]
@@ -369,7 +328,7 @@ def _run(engine: Engine, run: _QueuedRun, stop: Stop) -> Run:
     computed = time.monotonic()
     for ticket, part in zip(tickets, outputs_of(batch, outputs), strict=True):
         if not ticket.queued.is_over:
-            _copy(ticket.queued, ticket.slice_, part, is_alone=len(tickets) == 1)
+            copy_outputs(ticket.queued, ticket.slice_, part, is_alone=len(tickets) == 1)
     splitting_s = time.monotonic() - computed
     return Run(
         calls=len({id(ticket.queued) for ticket in tickets}),
@@ -381,25 +340,3 @@ def _run(engine: Engine, run: _QueuedRun, stop: Stop) -> Run:
         compute_s=computed - assembled,
         splitting_s=splitting_s,
     )
-
-
-def _copy(queued: QueuedCall, slice_: Slice, outputs: Outputs, *, is_alone: bool) -> None:
-    """Put one slice's outputs into its call's answer, keeping no other call's memory alive."""
-    weights = outputs.attention_weights
-    if weights is not None and queued.call.heads is not None:
-        weights = weights[:, queued.call.heads]
-    if slice_.is_whole:
-        queued.output = outputs.output if is_alone else outputs.output.copy()
-        queued.weights = weights if is_alone or weights is None else weights.copy()
-        return
-    inputs = slice_.call.inputs
-    with _ALLOCATION:
-        if queued.output is None:
-            queued.output = np.zeros(inputs.embeddings.shape, np.float32)
-        if weights is not None and queued.weights is None:
-            rows, length = inputs.embeddings.shape[:2]
-            shape = (rows, weights.shape[1], length, inputs.key_length)
-            queued.weights = np.zeros(shape, np.float32)
-    queued.output[slice_.rows, : slice_.length] = outputs.output
-    if weights is not None and queued.weights is not None:
-        queued.weights[slice_.rows, :, : slice_.length, : slice_.key_length] = weights

@@ -21,8 +21,8 @@ import pytest
 from service.api.api_keys import ApiKeys
 from service.api.fast_path import InferFastPath, PendingCall
 from service.codecs.chunks import Chunk
-from service.inference.batcher import QueuedCall
 from service.inference.calls import Answer, Call
+from service.inference.queued_call import QueuedCall
 from service.transport.coalescing import Delivery
 from service.transport.standard_headers import Headers
 from tests.support.doubles import quiet_server
