@@ -35,5 +35,5 @@ class Direct(batcher.Batcher):
 
 
 if __name__ == "__main__":
-    sys.modules["service.__main__"].Batcher = Direct  # type: ignore[attr-defined]
+    sys.modules["service.app"].Batcher = Direct  # type: ignore[attr-defined]
     sys.exit(main())
