@@ -14,29 +14,25 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from timeit import timeit
 from typing import Final
 
 from bench import wrk
-from bench.many_callers import REPOSITORY, infer_request, publish
-from bench.results import Sample, Work, ratios, results_of, spread
-from bench.servers import HOST, Peer, headwise
+from bench.many_callers import REPOSITORY, publish
+from bench.pairs import Pair, in_turn, summary
+from bench.results import Sample, Work, results_of
+from bench.servers import headwise
 from service.host.malloc import keep_blocks
 from service.logs import configure
 from service.telemetry.access_log import AccessLog
 from service.telemetry.request_record import RequestRecord
 
-BENCH: Final = "access_log"
-DEFAULT: Final = "default"
-WARNING: Final = "warning"
+PAIR: Final = Pair("access_log", "default", "warning", wanted=0.97)
 SHAPES: Final = ((1, 1), (1, 8))
 CLIENTS: Final = (1, 16, 64)
-WANTED: Final = 0.97
-"""Of the calls a second without the access log."""
 
 _LINES: Final = 100
 """Timed at once: fewer than make the writer write early."""
@@ -61,8 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         for shape in SHAPES:
             for clients in CLIENTS:
                 work = Work(shape=shape, weights=False, wire="binary", clients=clients)
-                found = list(in_turn({DEFAULT: default, WARNING: quiet}, work, options))
-                print(summary(work, found), flush=True)
+                rounds = in_turn(
+                    PAIR, (default, quiet), work, rounds=options.rounds, seconds=options.seconds
+                )
+                found = list(rounds)
+                print(summary(PAIR, work, found), flush=True)
                 samples += found
     if options.out is not None:
         results_of(samples, started=started).write(options.out)
@@ -90,43 +89,6 @@ def line_us() -> float:
             taken.append(timeit(write, number=_LINES) / _LINES * 1e6)
         log.writer.close()
     return statistics.median(taken)
-
-
-def in_turn(peers: dict[str, Peer], work: Work, options: argparse.Namespace) -> Iterator[Sample]:
-    """Give calls a second, p50 and p99 of each server in each round, after a warm-up of each."""
-    rows, length = work.shape or (1, 1)
-    requests, clients = [infer_request(rows, length)], work.clients or 1
-    load = partial(wrk.closed, HOST, requests=requests, clients=clients)
-    for peer in peers.values():
-        load(port=peer.port, seconds=1)
-    for i in range(options.rounds):
-        for who in list(peers)[:: -1 if i % 2 else 1]:
-            result = load(port=peers[who].port, seconds=options.seconds)
-            if result.refused or result.lost:
-                raise RuntimeError(f"{who}: {result.refused} refused, {result.lost} lost")
-            yield Sample(BENCH, work, who, i, "rate", "1/s", result.rate)
-            yield Sample(BENCH, work, who, i, "p50", "ms", result.p50_ms)
-            yield Sample(BENCH, work, who, i, "p99", "ms", result.p99_ms)
-
-
-def summary(work: Work, samples: Sequence[Sample]) -> str:
-    """Return one line: both rates, and default over warning for each quantity."""
-    parts = []
-    for what in ("rate", "p50", "p99"):
-        of = [sample for sample in samples if sample.what == what]
-        ratio = ratios(of, DEFAULT, WARNING)
-        medians = {
-            who: spread([sample.value for sample in of if sample.who == who]).median
-            for who in (DEFAULT, WARNING)
-        }
-        unit = "calls/s" if what == "rate" else f"ms {what}"
-        digits = 0 if what == "rate" else 2
-        wanted = f", wanted >= {WANTED}" if what == "rate" else ""
-        parts.append(
-            f"{medians[DEFAULT]:.{digits}f} against {medians[WARNING]:.{digits}f} {unit},"
-            f" ratio {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f}{wanted})"
-        )
-    return f"{work}: {'; '.join(parts)}"
 
 
 if __name__ == "__main__":

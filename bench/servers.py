@@ -37,21 +37,30 @@ class Peer:
 
 @contextlib.contextmanager
 def headwise(
-    repository: Path, *, argv: Sequence[str] = ("-m", "service"), **settings: object
+    repository: Path,
+    *,
+    argv: Sequence[str] = ("-m", "service"),
+    checkout: Path = ROOT,
+    **settings: object,
 ) -> Iterator[Peer]:
     """
     Give a running Headwise, or what else `argv` tells the interpreter; settings bare.
+
+    `checkout` is the clone whose code it runs.
 
     All other settings are the defaults, so that it logs each request: to a file, as a
     container's log goes to one, which is gone when left.
     """
     port = free_port()
-    chosen = {"repository": repository, "port": port, "grace_s": 0}
+    chosen = {"repository": repository.resolve(), "port": port, "grace_s": 0}
     named = {f"{PREFIX}{key.upper()}": str(value) for key, value in (chosen | settings).items()}
+    named["PYTHONPATH"] = str(checkout.resolve())
     _LOGS.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryFile(dir=_LOGS) as log,
-        _started("headwise", port, argv, ready="/v2/health/ready", environ=named, log=log) as peer,
+        _started(
+            "headwise", port, argv, ready="/v2/health/ready", environ=named, log=log, cwd=checkout
+        ) as peer,
     ):
         yield peer
 
@@ -93,11 +102,12 @@ def _started(
     ready: str | None = None,
     environ: Mapping[str, str] | None = None,
     log: IO[bytes] | int = subprocess.DEVNULL,
+    cwd: Path = ROOT,
 ) -> Iterator[Peer]:
     """Give a started server; of this process's environment it has all but Headwise's settings."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(PREFIX)}
     process = subprocess.Popen(
-        [sys.executable, *argv], cwd=ROOT, env=inherited | dict(environ or {}), stderr=log
+        [sys.executable, *argv], cwd=cwd, env=inherited | dict(environ or {}), stderr=log
     )
     try:
         _wait(process, port, ready)
