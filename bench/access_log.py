@@ -9,21 +9,17 @@ ratio is of two loads of one round, and the median of the rounds is printed.  Fi
 of a line by itself is timed, in this process.
 """
 
-import argparse
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from timeit import timeit
 from typing import Final
 
 from bench import wrk
 from bench.many_callers import REPOSITORY, publish
-from bench.pairs import Pair, in_turn, summary
-from bench.results import Sample, Work, results_of
+from bench.pairs import Pair, compare, parser, work_of
 from bench.servers import headwise
 from service.host.malloc import keep_blocks
 from service.logs import configure
@@ -39,32 +35,14 @@ _LINES: Final = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print medians and ratios, and write all samples where that is asked for."""
-    parser = argparse.ArgumentParser(prog="python -m bench.access_log", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each (default: 10)")
-    parser.add_argument("--seconds", type=int, default=2, help="length of a turn (default: 2)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all samples there as JSON")
-    options = parser.parse_args(argv)
-    for name in ("rounds", "seconds"):
-        if (value := getattr(options, name)) < 1:
-            parser.error(f"--{name}: expected a whole number from 1 on, got {value}")
-    started = datetime.now(UTC)
+    """Measure a line by itself, then both servers."""
+    options = parser("python -m bench.access_log", __doc__ or "", rounds=10).parse_args(argv)
     wrk.fetch()
     publish()
     print(f"one line: {line_us():.2f} us on the event loop (wanted <= 3)", flush=True)
-    samples: list[Sample] = []
+    works = [work_of(shape, clients) for shape in SHAPES for clients in CLIENTS]
     with headwise(REPOSITORY) as default, headwise(REPOSITORY, log_level="warning") as quiet:
-        for shape in SHAPES:
-            for clients in CLIENTS:
-                work = Work(shape=shape, weights=False, wire="binary", clients=clients)
-                rounds = in_turn(
-                    PAIR, (default, quiet), work, rounds=options.rounds, seconds=options.seconds
-                )
-                found = list(rounds)
-                print(summary(PAIR, work, found), flush=True)
-                samples += found
-    if options.out is not None:
-        results_of(samples, started=started).write(options.out)
+        compare(PAIR, (default, quiet), works, options)
     return 0
 
 

@@ -1,12 +1,15 @@
 """Two servers under the same load, in turn: rates, latencies, and ratios within each round."""
 
-from collections.abc import Iterator, Sequence
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 from bench import wrk
 from bench.many_callers import infer_request
-from bench.results import Sample, Work, ratios, spread
+from bench.results import Sample, Work, ratios, results_of, spread
 from bench.servers import HOST, Peer
 
 
@@ -19,6 +22,39 @@ class Pair:
     second: str
     wanted: float
     """Of the second's calls a second."""
+
+
+def parser(prog: str, description: str, *, rounds: int) -> argparse.ArgumentParser:
+    """Return the command line of a comparison: `--rounds`, `--seconds` and `--out`."""
+    options = argparse.ArgumentParser(prog=prog, description=description)
+    options.add_argument(
+        "--rounds", type=_positive, default=rounds, help=f"turns of each (default: {rounds})"
+    )
+    options.add_argument(
+        "--seconds", type=_positive, default=2, help="length of a turn (default: 2)"
+    )
+    options.add_argument("--out", type=Path, metavar="FILE", help="write all samples there as JSON")
+    return options
+
+
+def compare(
+    pair: Pair, peers: tuple[Peer, Peer], works: Iterable[Work], options: argparse.Namespace
+) -> None:
+    """Measure, print medians and ratios, and write all samples where that is asked for."""
+    started = datetime.now(UTC)
+    samples: list[Sample] = []
+    for work in works:
+        turns = in_turn(pair, peers, work, rounds=options.rounds, seconds=options.seconds)
+        found = list(turns)
+        print(summary(pair, work, found), flush=True)
+        samples += found
+    if options.out is not None:
+        results_of(samples, started=started).write(options.out)
+
+
+def work_of(shape: tuple[int, int], clients: int) -> Work:
+    """Return calls of that shape in binary, without weights, from so many clients."""
+    return Work(shape=shape, weights=False, wire="binary", clients=clients)
 
 
 def in_turn(
@@ -63,3 +99,9 @@ def summary(pair: Pair, work: Work, samples: Sequence[Sample]) -> str:
             f" ratio {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f}{wanted})"
         )
     return f"{work}: {'; '.join(parts)}"
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text}")
+    return int(text)
