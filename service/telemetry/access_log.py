@@ -62,7 +62,7 @@ def _text(record: RequestRecord, level: str, *, names_key: bool) -> bytes:
     """Return the same in columns, the longest last; what a request does not have is a dash."""
     model = "-" if record.model is None else f"{record.model}/{record.version}"
     columns = [
-        f"{now()} request {record.method:<4} {record.status}",
+        f"{now()} request {_dash(record.method):<4} {record.status}",
         f"{_ms_since(record.started):>9.3f} ms",
         f"{model:<12}",
         f"{_dash(record.rows):>4} rows {_dash(record.tokens):>6} tokens",

@@ -602,7 +602,7 @@ class Kept:
 ANY = st.text(st.characters(), max_size=40)
 RECORDS = st.builds(
     RequestRecord,
-    method=ANY,
+    method=st.none() | ANY,
     route=ANY,
     request_id=ANY,
     started=st.just(0.0),
