@@ -105,7 +105,8 @@ class PendingCall:
     request: oip_request.InferRequest
     admitted: AdmittedCall
     queued: QueuedCall | None = None
-    is_answered: bool = False
+    is_over: bool = False
+    """Whether it has been counted and logged."""
 
 
 class InferFastPath:
@@ -176,7 +177,7 @@ class InferFastPath:
                 return None
         except HeadwiseError:
             return None
-        begin(server, record)
+        begin(server)
         return pending
 
     def leave(self, pending: PendingCall) -> None:
@@ -292,10 +293,13 @@ class InferFastPath:
                 raise outcome
         except Exception as error:
             record.failure = error
-            if pending.is_answered:
+            if record.status is None:
+                self._refuse(pending, Failed(INTERNAL))
+            elif pending.is_over:
                 self._server.recorder.failure(record)
             else:
-                self._refuse(pending, Failed(INTERNAL))
+                self._count_failure(pending)
+                self._end(pending)
 
     def _answer(self, pending: PendingCall, answer: Answer) -> None:
         """Send the answer, then count what became of it: its caller may go on meanwhile."""
@@ -341,7 +345,6 @@ class InferFastPath:
         headers.append((REQUEST_ID, record.request_id.encode()))
         if self._server.lifecycle.phase != "serving":
             headers.append(CLOSE)
-        pending.is_answered = True
         pending.connection.answer(status, headers, chunks)
 
     def _count_failure(self, pending: PendingCall) -> None:
@@ -351,6 +354,7 @@ class InferFastPath:
 
     def _end(self, pending: PendingCall, delivery: Delivery = WHOLE) -> bool:
         """End the request; return whether all of its answer was sent."""
+        pending.is_over = True
         release(self._server, pending.admitted)
         return end(self._server, pending.admitted.record, delivery)
 

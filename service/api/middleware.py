@@ -59,7 +59,7 @@ class RequestFrame:
         record = RequestRecord(scope["method"], UNMATCHED, request_id, time.monotonic())
         scope[RECORD] = record
         exchange = _FramedExchange(self._server, record, scope[_EXTENSIONS][CONNECTION])
-        begin(self._server, record)
+        begin(self._server)
         delivery = WHOLE
         try:
             await self._answer(scope, *exchange.framed(receive, send))

@@ -1,8 +1,8 @@
 """
 A request's record, from its beginning to its one end.
 
-Whatever answers a request (the ASGI application, the fast path, the connection itself)
-begins its record here and ends it here, so that each is in flight, counted and logged once.
+Whatever answers a request (the ASGI application, the fast path, the connection itself) calls
+`begin` and `end` once each: it is in flight in between, and counted and logged at its end.
 """
 
 import logging
@@ -16,7 +16,7 @@ from service.transport.coalescing import WHOLE, Delivery
 from service.transport.standard_headers import new_request_id
 
 HEALTH: Final = ("/v2/health/live", "/v2/health/ready")
-"""Answered without a key: what asks is an orchestrator, which has none."""
+"""Answered without a key: orchestrators, which call these, have none."""
 METRICS: Final = "/metrics"
 PROBES: Final = frozenset((*HEALTH, METRICS))
 """The routes of requests that are logged at `debug` only."""
@@ -27,7 +27,7 @@ def open_paths(server: Server) -> Collection[str]:
     return HEALTH if server.settings.metrics_need_key else PROBES
 
 
-def begin(server: Server, record: RequestRecord) -> None:
+def begin(server: Server) -> None:
     """Count a request as in flight; `end` must follow, once."""
     server.lifecycle.begin()
 
@@ -52,8 +52,15 @@ def end(server: Server, record: RequestRecord, delivery: Delivery = WHOLE) -> bo
 
 
 def head_refused(server: Server, status: int, code: str, answer_bytes: int) -> None:
-    """Count and log a request whose head was refused, so that there is no request to answer."""
-    record = RequestRecord(None, UNMATCHED, new_request_id(), time.monotonic())
-    begin(server, record)
-    record.status, record.code, record.answer_bytes = status, code, answer_bytes
+    """Count and log a request whose head was refused; the application never sees it."""
+    record = RequestRecord(
+        None,
+        UNMATCHED,
+        new_request_id(),
+        time.monotonic(),
+        status=status,
+        code=code,
+        answer_bytes=answer_bytes,
+    )
+    begin(server)
     end(server, record)

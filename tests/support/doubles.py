@@ -1,5 +1,6 @@
 """Stand-ins that pass through the real interfaces."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from service.log_writer import LogWriter
 from service.logs import Log
 from service.settings import Settings
 from service.telemetry.access_log import AccessLog
+from service.telemetry.request_record import RequestRecord
 from service.telemetry.tracing import NoTracing
 
 
@@ -30,13 +32,32 @@ def no_log() -> Log:
     return Log(writer, is_text=False)
 
 
-def quiet_server(repository: Path, *, keys: ApiKeys | None = None, **settings: object) -> Server:
+class KeptAccessLog(AccessLog):
+    """An access log that keeps the record of each request that is over."""
+
+    def __init__(self) -> None:
+        super().__init__(no_log(), names_keys=False)
+        self.records: list[RequestRecord] = []
+
+    def write(self, record: RequestRecord, level: int = logging.INFO) -> None:
+        """Keep it, after writing its line."""
+        super().write(record, level)
+        self.records.append(record)
+
+
+def quiet_server(
+    repository: Path,
+    *,
+    keys: ApiKeys | None = None,
+    access_log: AccessLog | None = None,
+    **settings: object,
+) -> Server:
     """Return a server of those artifacts with real engines, loaded; call it where a loop runs."""
     server = make_server(
         Settings(repository=repository, threads=1, **settings),
         tracing=NoTracing(),
         keys=keys,
-        access_log=AccessLog(no_log(), names_keys=keys is not None),
+        access_log=access_log or AccessLog(no_log(), names_keys=keys is not None),
     )
     server.models.load_all()
     server.models.warm_up()
