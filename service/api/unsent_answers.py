@@ -1,8 +1,5 @@
 """Answers under way: how many bytes of them there may be at once."""
 
-import contextlib
-from collections.abc import Iterator
-
 from service.errors import QueueFull
 from service.telemetry.metrics import Metrics
 
@@ -22,21 +19,6 @@ class UnsentAnswers:
         self._limit_bytes = limit_bytes
         self._metrics = metrics
         self._bytes = 0
-
-    @contextlib.contextmanager
-    def reserved(self, size: int) -> Iterator[None]:
-        """
-        Count an answer of so many bytes as under way inside the block.
-
-        Raises:
-            QueueFull: the budget has no room for it.
-        """
-        self.check_room(size)
-        self.add(size)
-        try:
-            yield
-        finally:
-            self.add(-size)
 
     def check_room(self, size: int = 1) -> None:
         """
