@@ -48,9 +48,9 @@ class RequestFrame:
         if CONNECTION in scope.setdefault(_EXTENSIONS, {}):
             await self._serve(scope, receive, send)
             return
-        connection = scope[_EXTENSIONS][CONNECTION] = PlainConnection(receive)
+        connection = scope[_EXTENSIONS][CONNECTION] = PlainConnection(receive, send)
         try:
-            await self._serve(scope, connection.receive, send)
+            await self._serve(scope, connection.receive, connection.send)
         finally:
             await connection.close()
 

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from starlette.types import Message, Receive
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Send
 
 from service.transport.coalescing import WHOLE, Delivery
 
@@ -13,24 +14,47 @@ class PlainConnection:
     """
     Learns that a caller has left by waiting for `http.disconnect`, once the body is there.
 
-    What becomes of what is sent is not known here: all of it counts as delivered.
+    The application receives and sends through this.  What becomes of what is sent is not
+    known here: all of it counts as delivered.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    has_whole_body = False
+    """Not known before the body has been received."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
         self.on_left: list[Callable[[], None]] = []
         self.is_lost = False
-        self.has_whole_body = False
         self._receive = receive
+        self._send = send
+        self._is_answered = False
         self._waiting: asyncio.Task[None] | None = None
 
     async def receive(self) -> Message:
-        """Return the next message of the request; the application receives through this."""
+        """Return the next message of the request."""
         message = await self._receive()
         if message["type"] == "http.disconnect":
-            self._leave()
+            # The receiver learns it from the message; notifying would cancel it as well.
+            self.is_lost = not self._is_answered
         elif not message.get("more_body", False) and self._waiting is None:
             self._waiting = asyncio.create_task(self._wait())
         return message
+
+    async def send(self, message: Message) -> None:
+        """
+        Send a message of the answer.
+
+        Raises:
+            ClientDisconnect: the server says that the caller has left.
+        """
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            # From here on, `http.disconnect` says only that the request is over; a server may
+            # say so before this returns.
+            self._is_answered = True
+        try:
+            await self._send(message)
+        except OSError:  # as ASGI 2.4 has it
+            self.is_lost = True
+            raise ClientDisconnect from None
 
     def delivery(self) -> Delivery:
         """Return that everything that was written was delivered."""
@@ -53,6 +77,8 @@ class PlainConnection:
             self._leave()
 
     def _leave(self) -> None:
+        if self._is_answered:
+            return
         self.is_lost = True
         for notify in list(self.on_left):
             notify()

@@ -202,9 +202,7 @@ async def on_fast_path(server: Parts, data: bytes, ending: Ending) -> None:
     assert server.lifecycle.in_flight == 1
     if ending.leaves:
         fast_path.leave(pending)
-    async with asyncio.timeout(60):
-        while server.lifecycle.in_flight:
-            await asyncio.sleep(0)
+    assert await server.lifecycle.stop(grace_s=0, drain_s=60)
 
 
 async def on_asgi_path(server: Parts, data: bytes, ending: Ending) -> None:
