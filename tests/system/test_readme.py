@@ -27,9 +27,9 @@ TOLERANCE = 1e-5
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed here")
 
 
-def blocks(language: str) -> list[str]:
-    """Return the README's code blocks of one language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, page: str = README) -> list[str]:
+    """Return a page's code blocks of one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
 def commands() -> list[tuple[str, str]]:
