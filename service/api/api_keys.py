@@ -24,7 +24,7 @@ from service.logs import event
 
 MAX_FILE_BYTES: Final = 64 * 1024
 MAX_KEYS: Final = 100
-"""Each is compared for every call, so that the time tells nothing: one takes 3 µs, 100 take 15."""
+"""Each is compared for every call, so that the time reveals nothing: 1 takes 3 µs, 100 take 15."""
 
 MIN_LENGTH: Final = 32
 """128 bits in hexadecimal."""
@@ -53,7 +53,7 @@ class _Key:
 
 class ApiKeys:
     """
-    The keys that are valid now; asked on the event loop, read again in any thread.
+    The keys that are valid now; looked up on the event loop, read again in any thread.
 
     The file has one `name:key` a line; empty lines and lines that begin with # are
     passed over.  A name may have several keys, so that one can be replaced by another
@@ -100,7 +100,7 @@ class ApiKeys:
 
     def name_of_digest(self, digest: bytes) -> str:
         """
-        Return whose key has this SHA-256; the time that takes tells nothing about the keys.
+        Return whose key has this SHA-256; the time that takes reveals nothing about the keys.
 
         Raises:
             Unauthorized: no key that is valid now has it.
@@ -115,11 +115,11 @@ class ApiKeys:
 
     def refresh(self, *, retry: bool) -> None:
         """
-        Take up what the file holds now; one that is wrong is told in the log and changes nothing.
+        Take up what the file holds now; one that is wrong is logged and changes nothing.
 
-        Without `retry`, what was taken up or told before is not told again.
+        Without `retry`, what was taken up or logged before is not logged again.
 
-        The file is read, not asked for its time: what is written twice within one tick
+        The content is compared, not the file's time: what is written twice within one tick
         of the clock has one time, and what a link comes to lead to may be older.
         """
         with self._reading:

@@ -15,7 +15,7 @@ from service.transport.negotiation import best_offer
 
 _FORMATS: Final = (attention_json.MEDIA_TYPE, attention_safetensors.MEDIA_TYPE)
 _JSON_TYPES: Final = ("", attention_json.MEDIA_TYPE, "application/x-www-form-urlencoded")
-"""What is read as JSON: nothing said, JSON, or what curl says when nothing was said."""
+"""What is read as JSON: no content type, JSON's own, or the one that curl sends by default."""
 _WILDCARDS: Final = ("application/*", "*/*")
 
 
@@ -93,7 +93,7 @@ def _request_format(content_type: str) -> str:
 
 
 def _answer_format(accept: str, request_format: str) -> str:
-    """Return the format that the caller accepts best; nothing said = that of the request."""
+    """Return the format that the caller prefers; without `Accept`, that of the request."""
     accept = accept.strip() or "*/*"
     best = best_offer(accept, (request_format, *_FORMATS), _WILDCARDS)
     if best is None:

@@ -3,9 +3,10 @@ The fast path: a small infer call that arrived whole, from bytes to bytes.
 
 Most calls of the protocol are small, and like the one before.  Tasks, ASGI messages and the
 layers between would take the greater part of such a call (bench/NOTES.md, "The fast path").
-So the connection offers here what it received; a call of the usual kind goes straight into
-the queue, and its answer straight to the socket.  Everything else, and whatever is wrong,
-takes the ASGI path, which words every refusal: see `tensor_calls`.
+The connection therefore offers what it received to `InferFastPath.take`, which puts a call of
+the usual kind into the queue; its answer is written to the connection.  Everything else, and
+every request that is wrong, takes the ASGI path: see `tensor_calls`.  Only what goes wrong
+after a call entered the queue is answered here.
 """
 
 import hashlib
@@ -63,7 +64,7 @@ class Connection(Protocol):
     """Where a call came from: see `transport.connection`."""
 
     def answer(self, status: int, headers: Headers, pieces: Iterable[Chunk]) -> None:
-        """Send an answer; its headers tell the length, and whether the connection ends."""
+        """Send an answer; its headers have the length, and say whether the connection ends."""
         ...
 
     def when_delivered(self, tell: Callable[[Delivery], None]) -> None:
@@ -74,7 +75,7 @@ class Connection(Protocol):
 @dataclass(eq=False, slots=True)
 class _Route:
     """
-    What a head says of its call, as far as it is the same each time.
+    What a request head says of its call, as far as it is the same each time.
 
     It holds neither the head nor the key in it.
     """
@@ -93,7 +94,7 @@ class _Route:
     """The SHA-256 of the key that it shows; empty where none is needed."""
     trace_context: dict[str, str]
     passed: tuple[oip_request.InferRequest, LayerConfig] | None = None
-    """What the last call said beside its numbers, and for which layer its shapes were right."""
+    """The last call without its numbers, and the layer for which its shapes were right."""
 
 
 @dataclass(eq=False, slots=True)
@@ -172,9 +173,9 @@ class InferFastPath:
             deliver = partial(self._deliver, pending)
             try:
                 pending.queued = model.batcher.enter(call, deliver, on_run=statistics.run)
-            except HeadwiseError:
+            except Exception:
                 release(server, admitted)
-                return None
+                raise
         except HeadwiseError:
             return None
         begin(server)
@@ -192,7 +193,7 @@ class InferFastPath:
 
     def _route(self, data: bytes, end_of_head: int) -> tuple[_Route, str | None] | None:
         """
-        Return what the head says that ends there, and the name of its key, if one is needed.
+        Return what the request head that ends there says, and the name of its key, if needed.
 
         None = it is not of the usual kind, or shows no valid key; it is not remembered then.
         The key is checked each time: it may have been withdrawn.
@@ -281,7 +282,7 @@ class InferFastPath:
         )
 
     def _deliver(self, pending: PendingCall, outcome: Answer | Exception) -> None:
-        """Answer, whatever became of the call."""
+        """Answer a call with its outcome; it is counted and logged, once, whatever happens here."""
         pending.queued = None  # it leads here: a cycle would keep the answer's memory
         record = pending.admitted.record
         try:
@@ -302,7 +303,7 @@ class InferFastPath:
                 self._end(pending)
 
     def _answer(self, pending: PendingCall, answer: Answer) -> None:
-        """Send the answer, then count what became of it: its caller may go on meanwhile."""
+        """Send the answer; count the call once it is known whether the answer was delivered."""
         route, admitted = pending.route, pending.admitted
         encode_started = time.monotonic()
         reply = reply_of(route.name, admitted, pending.request, answer, {}, _SMALL)
@@ -322,7 +323,7 @@ class InferFastPath:
         pending.connection.when_delivered(count)
 
     def _refuse(self, pending: PendingCall, error: HeadwiseError) -> None:
-        """Send what went wrong, then count what became of that."""
+        """Answer with an error; count the call once it is known whether that was delivered."""
         record = pending.admitted.record
         status, headers, body = answer_of(error)
         if status == 500 and record.failure is None:

@@ -1,8 +1,9 @@
 """
-The life of a call with tensors, whichever way it comes in and in whatever format.
+The steps of a call with tensors that both paths and all formats share.
 
-Every front calls `model_of`, then `start` (or `admit`, for a call that is checked already),
-hands the call to the model's batcher, and calls `finish` and `release` in the end.
+The ASGI path calls `model_of`, `start`, `computed`, `finish` and `record_answer`, inside
+`released` from its admission on.  The fast path checks the call itself and enters the queue
+with a callback; it calls `admit`, `finish`, `record_answer` and `release`.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ class AdmittedCall:
     model: Model
     call: Call
     statistics: ModelStatistics | None
-    """What the protocol counts of the model that it names; None = another interface."""
+    """The protocol's statistics of the model; None = a call of `/v1/attention`, which has none."""
     reserved_bytes: int
 
 
@@ -104,7 +105,7 @@ def admit(
 
 
 def release(server: Server, admitted: AdmittedCall) -> None:
-    """Give back the memory that was reserved: the answer is sent, or nobody waits for it."""
+    """Give back the memory that was reserved: the answer was delivered, or never will be."""
     server.unsent.add(-admitted.reserved_bytes)
 
 
@@ -119,7 +120,7 @@ def released(server: Server, admitted: AdmittedCall) -> Iterator[AdmittedCall]:
 
 async def computed(admitted: AdmittedCall) -> Answer:
     """
-    Return the answer of the model's engine; a caller that leaves takes its call along.
+    Return the answer of the model's engine; cancelling the task takes the call out of the queue.
 
     Raises:
         QueueFull: as much waits as may wait.
@@ -135,7 +136,7 @@ async def computed(admitted: AdmittedCall) -> Answer:
 def finish(
     admitted: AdmittedCall, answer: Answer, encode_started: float
 ) -> tuple[dict[str, float], tuple[bytes, bytes]]:
-    """Return the stages of a call whose answer is encoded, in seconds, and the header of them."""
+    """Return the stages of a call whose answer is encoded, in seconds, and their header."""
     now = time.monotonic()
     stages = answer.stages.by_name()
     stages["encode"], stages["total"] = now - encode_started, now - admitted.record.started
@@ -149,5 +150,5 @@ def record_answer(
     stages: Mapping[str, float],
     headers: Mapping[str, str],
 ) -> None:
-    """Count a call whose answer was sent; `headers` may have the trace that it belongs to."""
+    """Count a call whose answer was delivered; `headers` may have the trace that it belongs to."""
     server.recorder.call(admitted.model.name, answer, stages, headers, admitted.statistics)

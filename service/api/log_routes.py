@@ -42,8 +42,8 @@ class LogRoutes:
         """Return every endpoint with what OpenAPI says of it."""
         router = APIRouter(redirect_slashes=False)
         add = router.add_api_route
-        told = responses(LOG_SETTINGS, None)
-        add("/v2/logging", self.log_settings, methods=["GET"], openapi_extra={"responses": told})
+        shown = responses(LOG_SETTINGS, None)
+        add("/v2/logging", self.log_settings, methods=["GET"], openapi_extra={"responses": shown})
         add_post(
             router,
             "/v2/logging",

@@ -35,26 +35,26 @@ def described(threshold: int) -> dict[str, Value]:
     }
 
 
-def changed(threshold: int, asked: Mapping[str, object]) -> int:
+def changed(threshold: int, requested: Mapping[str, object]) -> int:
     """
-    Return the level nearest to `threshold` that does all that is asked.
+    Return the level nearest to `threshold` that does all that is requested.
 
     Raises:
         InvalidInput: an unknown key, a value of the wrong type, one that has no
             effect here, or switches that contradict each other.
     """
-    check_known(asked, described(threshold), "logging")
+    check_known(requested, described(threshold), "logging")
     for name, only in _FIXED.items():
-        if asked.get(name, only) != only:
+        if requested.get(name, only) != only:
             raise InvalidInput(f"{name}: expected {only!r}; it is the operator's to set")
     least, most = logging.DEBUG, logging.ERROR
     for name, level in _SWITCHES.items():
-        if name in asked and _flag(name, asked[name]):
+        if name in requested and _flag(name, requested[name]):
             most = min(most, level)
-        elif name in asked:
+        elif name in requested:
             least = max(least, level + _STEP)
-    if _VERBOSE in asked:
-        if _whole(_VERBOSE, asked[_VERBOSE]):
+    if _VERBOSE in requested:
+        if _whole(_VERBOSE, requested[_VERBOSE]):
             most = logging.DEBUG
         else:
             least = max(least, logging.INFO)

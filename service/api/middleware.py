@@ -1,4 +1,4 @@
-"""What surrounds every request on the ASGI path: its record, its key, its last resort."""
+"""What surrounds every request on the ASGI path: its record, its key, unexpected errors."""
 
 import time
 from typing import Final
@@ -32,7 +32,7 @@ class RequestFrame:
     Gives each request an id and makes sure that it is answered, counted and logged once.
 
     Where the server has keys, a request without one is answered 401 unless its path needs
-    none: nothing behind the frame sees it, and its body is not read.
+    none: it does not reach the application, and its body is not read.
     """
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
@@ -71,7 +71,7 @@ class RequestFrame:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """
-        Have the request answered; an error that nobody expected is kept and answered 500.
+        Have the request answered; an unexpected error is kept in the record and answered 500.
 
         Raises:
             ClientDisconnect: the caller has left, or was cut off.
@@ -159,5 +159,5 @@ class _FramedExchange:
         self._record.answer_bytes += len(message.get("body", b""))
         if not message.get("more_body", False):
             self._is_all_written = True
-            # Not over before it is sent: else nobody would know of one that is not.
+            # A request is over once its answer is delivered: one that is not counts as 499.
             await delivered(self._connection)

@@ -14,7 +14,7 @@ BODY_ERRORS: Final = (InvalidInput, TooSlow, TooLarge)
 
 
 class _Only:
-    """Answers 405 at a path whose verbs are apart: the framework would tell only the first."""
+    """Answers 405 at a path whose verbs are apart: the framework would name only the first."""
 
     def __init__(self, allowed: str) -> None:
         self._allowed = allowed

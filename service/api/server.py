@@ -18,9 +18,9 @@ from service.telemetry.statistics import Statistics
 @dataclass(frozen=True)
 class Server:
     """
-    One server: what its endpoints work with, whichever way a request comes in.
+    What the endpoints of one server work with, on the fast path and on the ASGI path.
 
-    Made once, in `app`.
+    Made once, by `app.make_server`.
     """
 
     settings: Settings

@@ -1,8 +1,8 @@
 """
-The two endpoints that take tensors, as an ASGI application in front of all others.
+The endpoints that take tensors, as an ASGI application in front of all others.
 
-They stand before the framework's routes, not among them: of the time that a small call
-takes, the framework's layers would take the greater part.
+They stand before the framework's routes, not among them: the framework's layers would take
+the greater part of a small call's time.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class TensorCalls:
         self, exchange: Exchange, name: str, model: Model, statistics: ModelStatistics
     ) -> None:
         server = self._server
-        # A call that is refused anyhow is not read.
+        # The body of a call that would be refused anyway is not read.
         server.models.require_ready(model)
         model.batcher.check_room()
         content = await self._body(exchange)
@@ -200,7 +200,7 @@ class TensorCalls:
         encoding: str | None,
     ) -> None:
         """Send the answer in chunks, each made while the one before is sent."""
-        # What comes after the first byte is not known when the headers go out.
+        # Sending takes its own time, which is not known when the headers are sent.
         total = time.monotonic() - admitted.record.started
         headers = [*reply.headers, server_timing(answer.stages.by_name() | {"total": total})]
         chunks = gathered(reply.chunks)

@@ -8,11 +8,11 @@ _RETRY_AFTER_S = 1
 
 class UnsentAnswers:
     """
-    A budget of bytes for answers between being let in and being taken by the system.
+    A budget of bytes for answers, from the admission of a call to the delivery of its answer.
 
-    An answer's size is known before it is computed, so its share is taken before; it is
-    given back when the last byte is handed to the socket or nobody waits any more.  Used
-    on the event loop only.
+    An answer's size is known before it is computed, so that much is added first; it is taken
+    back once the system has taken the last byte, or the caller has left.  Used on the event
+    loop only.
     """
 
     def __init__(self, limit_bytes: int, metrics: Metrics) -> None:

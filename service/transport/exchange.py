@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Connection(Protocol):
-    """What a request can know of the connection it came on; see `protocol`."""
+    """What a request can know of the connection it came on: `HttpConnection`, `PlainConnection`."""
 
     on_left: list[Callable[[], None]]
     """To be called when the caller leaves."""

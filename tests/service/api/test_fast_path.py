@@ -184,7 +184,7 @@ def test_what_is_not_usual_is_not_taken(repository: Path, name: str) -> None:
     assert outcome(repository, UNUSUAL[name]) is None
 
 
-def test_compressed_answers_go_the_full_way(repository: Path) -> None:
+def test_compressed_answers_take_the_asgi_path(repository: Path) -> None:
     """Where they are switched on and asked for."""
     data = request("Accept-Encoding: gzip")
 
