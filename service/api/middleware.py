@@ -1,5 +1,6 @@
 """What surrounds every request on the ASGI path: its record, its key, unexpected errors."""
 
+import asyncio
 import time
 from typing import Final
 
@@ -10,7 +11,7 @@ from service.api.api_keys import without_keys
 from service.api.error_handlers import to_response
 from service.api.requests import begin, end, open_paths
 from service.api.server import Server
-from service.errors import Failed, Unauthorized
+from service.errors import Draining, Failed, Unauthorized
 from service.telemetry.request_record import CLIENT_LEFT, RECORD, UNMATCHED, RequestRecord
 from service.transport.coalescing import WHOLE, Delivery
 from service.transport.exchange import CONNECTION, Connection, delivered
@@ -59,12 +60,20 @@ class RequestFrame:
         record = RequestRecord(scope["method"], UNMATCHED, request_id, time.monotonic())
         scope[RECORD] = record
         exchange = _FramedExchange(self._server, record, scope[_EXTENSIONS][CONNECTION])
+        receive, send = exchange.framed(receive, send)
         begin(self._server)
         delivery = WHOLE
         try:
-            await self._answer(scope, *exchange.framed(receive, send))
+            await self._answer(scope, receive, send)
         except ClientDisconnect:
             delivery = exchange.delivery()
+        except asyncio.CancelledError:
+            # The server ends, and the time for accepted requests has passed.
+            if record.status is None:
+                stopping = Draining("the server is stopping", retry_after_s=1)
+                await to_response(stopping)(scope, receive, send)
+            else:
+                delivery = exchange.delivery()
         finally:
             record.route = getattr(scope.get("route"), "path", UNMATCHED)
             end(self._server, record, delivery)

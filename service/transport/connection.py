@@ -312,7 +312,9 @@ class HttpConnection(HttpToolsProtocol):
     def _parsing_error(self, error: httptools.HttpParserError) -> HeadwiseError:
         """Return what to answer when the parser, or one of the methods that it calls, fails."""
         if self._head_error is not None:
-            return self._head_error
+            # Its traceback leads to the head, which may hold a key, and back to this connection.
+            head_error, self._head_error = self._head_error, None
+            return head_error.with_traceback(None)
         if self._receiving is _Receiving.BODY:
             return InvalidInput(f"body: expected chunks as HTTP/1.1 defines them; {error}")
         if isinstance(error, httptools.HttpParserCallbackError):
@@ -421,6 +423,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._input_ended:
             return
         self._input_ended = True
+        self._forget_head()
         self._stop_timer()
         if self._receiving is _Receiving.BODY:
             self._body_error = error or ClientDisconnect()
@@ -439,13 +442,16 @@ class HttpConnection(HttpToolsProtocol):
         """Send the last error, if there is one, and close."""
         if self.transport.is_closing():
             return
-        if self._last_error is not None:
-            status, headers, body = answer_of(self._last_error)
-            if CLOSE not in headers:
-                headers.append(CLOSE)
-            self._output.send(self._response_head(status, headers), body)
-            self._on_head_refused(status, self._last_error.code, len(body))
+        error, self._last_error = self._last_error, None
+        if error is None:
+            self.transport.close()
+            return
+        status, headers, body = answer_of(error)
+        if CLOSE not in headers:
+            headers.append(CLOSE)
+        self._output.send(self._response_head(status, headers), body)
         self.transport.close()
+        self._on_head_refused(status, error.code, len(body))
 
     def _probe(self, probe: bytes = b"") -> None:
         """

@@ -166,5 +166,5 @@ def test_pipelined_requests_wait_unread_while_parsed_ones_do() -> None:
 
     most, is_paused = asyncio.run(scenario())
 
-    assert most < 30
+    assert most <= 30  # the running one's successors: a second read came only after them
     assert is_paused
