@@ -5,7 +5,9 @@ Each returns how a run is prepared; PyTorch and its exporter are imported by tho
 """
 
 import logging
+import math
 import os
+import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -141,6 +143,22 @@ def matrix_product(threads: int) -> Prepare:
     x = np.random.default_rng(1).standard_normal((rows, inner), np.float32)
     session = _session(model.SerializeToString(), threads)
     return lambda embeddings, weights: _fetching(session, ["y"], {"x": x})
+
+
+def product_gflops(threads: int, *, seconds: float = 1.0) -> float:
+    """
+    Return what this machine makes of one large product, in 10^9 operations a second.
+
+    It is the best of all products within that time: what the machine can do when nothing
+    else runs, to hold other figures of it against.
+    """
+    run = matrix_product(threads)(np.empty((1, 1, 1), np.float32), False)
+    run()
+    best, until = math.inf, time.perf_counter() + seconds
+    while (started := time.perf_counter()) < until:
+        run()
+        best = min(best, time.perf_counter() - started)
+    return float(2 * np.prod(PEAK_SIZES, dtype=float) / best / 1e9)
 
 
 def once_exported(graph: Path, config: LayerConfig, directory: Path) -> dict[bool, Path]:

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from bench import wrk
-from bench.candidates import engine
+from bench.candidates import engine, product_gflops
 from bench.inprocess import CONFIG
 from bench.many_callers import GRAPH, REPOSITORY, publish
 from bench.peers import messages
@@ -121,6 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     missing: dict[str, str] = {}
     # No two rounds have one number: Headwise beside one peer is not Headwise beside another.
     rounds = itertools.count()
+    _say_speed()
     samples += _floors(plan, rounds)
     for name in names:
         tasks = [task for task in plan.tasks if name in task.peers]
@@ -129,11 +130,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Unavailable as reason:
             missing[name] = str(reason)
             _say(f"{name}: not measured: {reason}")
+    _say_speed()
     results = results_of(samples, started=started, missing=missing)
     results.write(asked.out)
     _say("\n" + markdown(results))
     _say(f"written: {asked.out}; plots: python -m bench.report {asked.out}")
     return 0
+
+
+def _say_speed() -> None:
+    """Say how fast the machine is now: it may have neighbours."""
+    _say(f"machine: {product_gflops(cpu_budget().threads):.0f} GFLOP/s in one large product")
 
 
 def _against(
