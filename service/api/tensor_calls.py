@@ -13,7 +13,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api import attention, oip_infer
+from service.api import oip_infer, v1_attention
 from service.api.infer import (
     AdmittedCall,
     Reply,
@@ -89,16 +89,16 @@ class TensorCalls:
         return endpoint, lambda exchange: self._infer(exchange, name, version)
 
     async def _attention(self, exchange: Exchange) -> None:
-        """Answer a call of `attention`."""
+        """Answer a call of `v1_attention`."""
         server = self._server
         await self._check_takes_calls(exchange)
-        formats = attention.format_of(exchange)
+        formats = v1_attention.format_of(exchange)
         content = await self._body(exchange)
-        admitted, is_single = await attention.read_call(server, exchange, formats, content)
+        admitted, is_single = await v1_attention.read_call(server, exchange, formats, content)
         with released(server, admitted):
             answer = await computed(admitted)
             encode_started = time.monotonic()
-            reply = attention.reply_of(admitted, answer, formats, is_single=is_single)
+            reply = v1_attention.reply_of(admitted, answer, formats, is_single=is_single)
             await self._send(exchange, admitted, answer, reply, encode_started)
 
     async def _infer(self, exchange: Exchange, name: str, version: str | None) -> None:
