@@ -209,3 +209,12 @@ def test_parity_rule_needs_numpy_alone() -> None:
 
     assert libraries_of(file) == {"numpy"}
     assert own_imports(file) == {"service.contract"}
+
+
+@pytest.mark.parametrize("file", [*FILES, *(ROOT / "bench").rglob("*.py")], ids=module_of)
+def test_file_of_more_than_400_lines_says_why(file: Path) -> None:
+    """A file is one noun; one that must be longer has the reason in its docstring."""
+    text = file.read_text()
+    docstring = " ".join((ast.get_docstring(ast.parse(text)) or "").split())
+
+    assert len(text.splitlines()) <= 400 or "file is long because" in docstring
