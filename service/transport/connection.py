@@ -347,9 +347,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def _forget_head(self) -> None:
         """
-        Leave the request head to its cycle.
+        Drop this connection's own references to the request head; its cycle keeps one.
 
-        An idle connection must hold no key, and a trailer's fields are no header fields.
+        An idle connection must hold no key, and trailer fields are not header fields.
         """
         self.scope, self.headers, self.url = {}, [], b""  # type: ignore[typeddict-item]
 
