@@ -1,4 +1,4 @@
-"""A transport that sends at once what belongs together, and cuts off who reads nothing of it."""
+"""A transport that sends an answer in one piece, and cuts off callers that read nothing."""
 
 import asyncio
 import contextlib
