@@ -1,13 +1,14 @@
 """Fixtures that several test files share, and what no test may inherit."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from tests.support.faults import fault_rows
 from tests.support.layers import Layers
 from tests.support.server import Server
 
@@ -69,6 +70,18 @@ def server(layers: Layers) -> Iterator[Server]:
     """Return a server of all test layers that no test may stop or starve."""
     with Server(layers.repository) as running:
         yield running
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Print beside a failure which rows of docs/faults.md no longer hold."""
+    report = yield
+    if report.failed:
+        for row in (row for mark in item.iter_markers("fault") for row in mark.args):
+            report.sections.append((f"docs/faults.md, row {row}", fault_rows()[row]))
+    return report
 
 
 _skips: list[str] = []
