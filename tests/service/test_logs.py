@@ -67,6 +67,7 @@ def test_logs_json_line_holds_message_and_fields(stream: io.TextIOWrapper) -> No
     )
 
 
+@pytest.mark.fault("E6")
 @pytest.mark.parametrize("log_format", ["json", "text"])
 def test_logs_time_is_utc_with_milliseconds(
     stream: io.TextIOWrapper, log_format: Literal["json", "text"]

@@ -157,6 +157,7 @@ def write_keys(path: Path, keys: dict[str, str]) -> None:
     new.replace(path)
 
 
+@pytest.mark.fault("D1")
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_key_shown_to_a_server_is_not_in_its_memory(
     layers: Layers, tmp_path: Path, scheme: str
@@ -195,6 +196,7 @@ def test_key_shown_to_a_server_is_not_in_its_memory(
     assert max(found.values()) <= MOST_COPIES, found
 
 
+@pytest.mark.fault("D1")
 @needs_otel
 def test_key_is_in_no_output(layers: Layers, tmp_path: Path, collector: Collector) -> None:
     """Neither log, metrics, error bodies nor spans hold a key from the headers meant for it."""
@@ -216,6 +218,7 @@ def test_key_is_in_no_output(layers: Layers, tmp_path: Path, collector: Collecto
         assert not [output for output in outputs if key.encode() in output]
 
 
+@pytest.mark.fault("D1")
 def test_key_in_a_path_or_query_is_in_neither_log_nor_metrics(
     layers: Layers, tmp_path: Path
 ) -> None:
@@ -245,6 +248,7 @@ def answer_to(server: Server, data: bytes) -> bytes:
         return connection.makefile("rb").read()
 
 
+@pytest.mark.fault("D1")
 def test_file_of_keys_is_overwritten_in_memory_once_it_is_read(tmp_path: Path) -> None:
     """Right or wrong, at the start or later."""
     file, key = tmp_path / "keys", "k" * 40

@@ -204,6 +204,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 """Method, path, what is sent, and what the line has beside what every line has."""
 
 
+@pytest.mark.fault("E6")
 @pytest.mark.parametrize("name", CASES)
 def test_line_has_every_field_whatever_became_of_the_request(server: Server, name: str) -> None:
     """What is known when a request is refused is in its line; what does not apply is null."""
@@ -347,6 +348,7 @@ def faulty(layers: Layers) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.fault("C5")
 @pytest.mark.parametrize(
     ("number", "cause"),
     [(666, "MemoryError: planted cause"), (667, "ZeroDivisionError: planted bug")],
@@ -384,6 +386,7 @@ def test_failure_has_an_error_line_with_cause_and_id_before_its_own(
     )
 
 
+@pytest.mark.fault("C5")
 @pytest.mark.parametrize(
     ("method", "path", "cause"),
     [

@@ -88,6 +88,7 @@ def off(layers: Layers) -> Iterator[Server]:
         yield running
 
 
+@pytest.mark.fault("B1")
 @pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize("offer", OFFERS)
 def test_body_of_an_upgrade_offer_remains_a_body(
@@ -108,6 +109,7 @@ def test_body_of_an_upgrade_offer_remains_a_body(
         assert statuses(connection.makefile("rb").read()) == [404, 200]
 
 
+@pytest.mark.fault("B1")
 @pytest.mark.parametrize("name", ["h2c", "foo", "websocket"])
 def test_infer_call_with_an_upgrade_offer_is_answered_as_without(server: Server, name: str) -> None:
     """The answer does not depend on the offer."""
@@ -119,6 +121,7 @@ def test_infer_call_with_an_upgrade_offer_is_answered_as_without(server: Server,
     assert first[0] == 200
 
 
+@pytest.mark.fault("B2")
 @pytest.mark.parametrize(
     "body",
     [
@@ -156,6 +159,7 @@ def test_connect_is_refused_and_what_follows_is_not_read(server: Server) -> None
     assert statuses(talk(server, data)) == [405]
 
 
+@pytest.mark.fault("B3")
 def test_request_whose_body_stops_after_an_early_answer_gets_no_second_one(off: Server) -> None:
     """The connection is closed when the rest has not come in time, without another word."""
     assert statuses(talk(off, post("/nope", bytes(100_000))[:-99_990])) == [404]
@@ -167,6 +171,7 @@ def test_head_that_stops_behind_an_answered_request_is_answered_408(off: Server)
     assert statuses(talk(off, LIVE + LIVE[:20])) == [200, 408]
 
 
+@pytest.mark.fault("B4")
 @pytest.mark.parametrize("fast_path", ["auto", "off"])
 @pytest.mark.parametrize(
     "data",
@@ -223,12 +228,17 @@ MALFORMED = {
 }
 
 
+@pytest.mark.fault("B6", "B7")
+@pytest.mark.parametrize("fast_path", ["auto", "off"])
 @pytest.mark.parametrize("name", MALFORMED)
-def test_malformed_request_is_refused_once_after_those_before(server: Server, name: str) -> None:
+def test_malformed_request_is_refused_once_after_those_before(
+    server: Server, off: Server, name: str, fast_path: str
+) -> None:
     """400 in the form of every error, in its turn; then the connection is closed."""
+    chosen = server if fast_path == "auto" else off
     bad = MALFORMED[name]
     for before in (b"", LIVE, request(), post("/v1/attention", GOOD, *OFFERS["foo"])):
-        *answered, (status, body) = answers_in(talk(server, before + bad + LIVE))
+        *answered, (status, body) = answers_in(talk(chosen, before + bad + LIVE))
 
         assert [code for code, _ in answered] == [200] * bool(before)
         assert status == 400
@@ -236,6 +246,7 @@ def test_malformed_request_is_refused_once_after_those_before(server: Server, na
         assert b"HELLO" not in body
 
 
+@pytest.mark.fault("B3")
 def test_malformed_chunk_after_an_early_answer_gets_no_second_one(server: Server) -> None:
     """One request, one answer."""
     head = post("/nope", b"", is_chunked=True).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
@@ -250,6 +261,7 @@ def test_trailer_fields_are_not_header_fields(server: Server) -> None:
     assert statuses(talk(server, data + LAST)) == [200, 200]
 
 
+@pytest.mark.fault("B6")
 def test_repeated_list_field_is_one_list(server: Server) -> None:
     """Two `Accept` lines are one with both."""
     both = ["Accept: text/html", "Accept: application/x-safetensors", "Accept: image/png"]
@@ -359,6 +371,7 @@ def app(layers: Layers, runner: asyncio.Runner) -> Iterator[App]:
     runner.run(application.models.close())
 
 
+@pytest.mark.fault("B1", "B2", "B4")
 @settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -377,6 +390,7 @@ def test_stream_cut_anywhere_is_answered_as_in_one_piece_without_the_fast_path(
     assert cut == reference
 
 
+@pytest.mark.fault("B2")
 def test_late_body_that_is_a_whole_call_is_not_answered(app: App, runner: asyncio.Runner) -> None:
     """After an early answer the body goes on: the fast path is offered no part of it."""
     body = request()
@@ -403,16 +417,27 @@ def test_trailer_above_the_limit_is_413(app: App, runner: asyncio.Runner) -> Non
     assert b"trailer: at most" in found
 
 
-@settings(max_examples=40, deadline=None)
-@given(streams(), st.sampled_from(sorted(MALFORMED)))
+@pytest.mark.fault("B6", "B7")
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(streams(), st.sampled_from(sorted(MALFORMED)), st.data())
 def test_malformed_end_of_a_stream_is_refused_alike_wherever_it_is_cut(
-    app: App, runner: asyncio.Runner, stream: tuple[list[Sent], list[Piece]], name: str
+    app: App,
+    runner: asyncio.Runner,
+    stream: tuple[list[Sent], list[Piece]],
+    name: str,
+    data: st.DataObject,
 ) -> None:
-    """What came before has its answers, whatever came with it."""
+    """As in one piece without the fast path: what came before has its answers, then one 400."""
     sent, pieces = stream
-    bad = MALFORMED[name]
-    pieces = [*pieces[:-1], Piece(pieces[-1].content + bad[:30]), Piece(bad[30:] + LIVE)]
+    bad = MALFORMED[name] + LIVE
+    cut = data.draw(st.integers(0, len(bad)))
+    pieces = [*pieces[:-1], Piece(pieces[-1].content + bad[:cut], turns=1), Piece(bad[cut:])]
+    whole = [Piece(b"".join(piece.content for piece in pieces))]
 
     found = answers_in(runner.run(app.converse(pieces, uses_fast_path=True)))
+    reference = answers_in(runner.run(app.converse(whole, uses_fast_path=False)))
 
     assert [status for status, _ in found] == [*(one.status for one in sent), 400]
+    assert found == reference
