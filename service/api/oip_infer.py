@@ -1,10 +1,12 @@
 """`POST /v2/models/{name}/infer`: the Open Inference Protocol, in JSON, binary tensors or both."""
 
+from dataclasses import replace
 from typing import Final
 
 from service.api.infer import AdmittedCall, Reply, start
 from service.api.server import Server
 from service.codecs import attention_json, oip_request, oip_response
+from service.codecs.json_bounds import bounds_of, weighed
 from service.codecs.offload import Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
@@ -38,13 +40,16 @@ async def read_call(
     json_bytes = oip_request.json_size(
         exchange.headers.get(oip_request.HEADER_LENGTH), len(content)
     )
+    size, counts = weighed(memoryview(content)[:json_bytes])
     request = await server.offload.decode(
-        Size(json_bytes=json_bytes, raw_bytes=len(content) - json_bytes),
+        replace(size, raw_bytes=len(content) - json_bytes),
         oip_request.decode,
         content,
         json_bytes,
         with_weights,
         timeout_s if isinstance(timeout_s, float) else None,
+        bounds_of(server.limits, model.layer.token_width),
+        counts,
     )
     places = {tensor: server.shared_memory.place(slot) for tensor, slot in request.slots.items()}
     if request.borrowed:

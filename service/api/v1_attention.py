@@ -6,6 +6,7 @@ from typing import Final
 from service.api.infer import AdmittedCall, Reply, model_of, start
 from service.api.server import Server
 from service.codecs import attention_json, attention_safetensors
+from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of, weighed
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.options import from_query
 from service.errors import NotAcceptable, UnsupportedMediaType
@@ -55,9 +56,12 @@ async def read_call(
     """
     is_single = False
     if formats.request == attention_json.MEDIA_TYPE:
-        size = Size(json_bytes=len(content))
+        size, counts = weighed(content)
+        is_counted = len(content) > UNCOUNTED_BYTES
+        width = server.models.widest_token if is_counted else None
+        bounds = bounds_of(server.limits, width)
         tensors, options, is_single = await server.offload.decode(
-            size, attention_json.decode, content, formats.options, server.limits
+            size, attention_json.decode, content, formats.options, server.limits, bounds, counts
         )
     else:
         size = Size(raw_bytes=len(content))

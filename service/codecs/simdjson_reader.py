@@ -13,6 +13,13 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import simdjson
 
+from service.codecs.json_bounds import (
+    UNCOUNTED_BYTES,
+    JsonBounds,
+    JsonCounts,
+    check,
+    counts_of,
+)
 from service.codecs.json_reader import (
     MAX_RANK,
     TO_INTEGERS,
@@ -29,9 +36,6 @@ from service.errors import InvalidInput
 _MAX_MEMBERS: Final = 32
 """More than any object of ours has; larger ones are left to the exact reader."""
 
-_SMALL_BYTES: Final = 2048
-"""Up to here Python's own parser takes a third of the time that going through simdjson takes."""
-
 _KEPT_BYTES: Final = 16 * 2**20
 """Bodies up to here are parsed in memory that is kept; new memory takes as long as parsing."""
 
@@ -40,22 +44,34 @@ _kept = threading.local()
 _T = TypeVar("_T")
 
 
-def read(body: bytes, decode: Callable[[Reader], _T]) -> _T:
+def read(
+    body: bytes,
+    decode: Callable[[Reader], _T],
+    bounds: JsonBounds | None = None,
+    counts: JsonCounts | None = None,
+) -> _T:
     """
-    Return what `decode` makes of the body.
+    Return what `decode` makes of the body, which is counted before it is parsed.
+
+    `counts` are its own, where they are known.  Without `bounds` it may have any number of
+    arrays and values.
 
     Raises:
         InvalidInput: the body is not JSON, or `decode` found a mistake in it.
+        TooLarge: it is above the bounds.
     """
-    if len(body) <= _SMALL_BYTES:
+    if len(body) <= UNCOUNTED_BYTES:
         return decode(ExactReader(body))
+    if counts is None:
+        counts = counts_of(body)
+    check(body, bounds, counts)
     try:
         fast = SimdjsonReader(body)
         result = decode(fast)
     except (Irregular, InvalidInput):
         return decode(ExactReader(body))
     # Every array that `decode` saw is counted: one more bracket is an array among numbers.
-    if fast.arrays != body.count(b"["):
+    if fast.arrays != counts.arrays:
         return decode(ExactReader(body))
     return result
 
