@@ -8,7 +8,7 @@ from service.api.server import Server
 from service.codecs import attention_json, attention_safetensors
 from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of, weighed
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
-from service.codecs.options import from_query
+from service.codecs.options import checked, from_query
 from service.errors import NotAcceptable, UnsupportedMediaType
 from service.inference.calls import Answer
 from service.transport.exchange import Exchange
@@ -65,9 +65,14 @@ async def read_call(
         )
     else:
         size = Size(raw_bytes=len(content))
-        tensors, options = await server.offload.decode(
-            size, attention_safetensors.decode, content, formats.options, server.limits
+        loaded = await server.offload.do(
+            size, attention_safetensors.load_tensors, content, server.limits
         )
+        size = attention_safetensors.size_of(loaded)
+        tensors = await server.offload.do(
+            size, attention_safetensors.tensors_of, loaded, server.limits
+        )
+        options = checked(formats.options)
     model = model_of(server, exchange.record, options.model)
     return start(server, exchange.record, model, tensors, options), is_single
 

@@ -6,7 +6,7 @@ lengths, E] beside `lengths` INT64 [B].  The answer is packed the same way, its
 weights as `attention_weights.0`, `attention_weights.1` and so on.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +16,8 @@ from safetensors.numpy import load
 
 from service.codecs.checks import check_known
 from service.codecs.chunks import Chunk, safetensors
+from service.codecs.json_reader import ExactReader
+from service.codecs.offload import Size
 from service.codecs.options import checked
 from service.contract import (
     ATTEND_MASK,
@@ -26,7 +28,7 @@ from service.contract import (
     OUTPUT,
     PAIR_MASK,
 )
-from service.errors import InvalidInput
+from service.errors import InvalidInput, TooLarge
 from service.inference.calls import Answer, Bools, Floats, Options
 from service.inference.validation import Limits, Tensors, check_size, pad, pad_last
 
@@ -34,6 +36,21 @@ MEDIA_TYPE: Final = "application/x-safetensors"
 LENGTHS: Final = "lengths"
 MEMORY_LENGTHS: Final = "memory_lengths"
 _KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, LENGTHS, MEMORY_LENGTHS)
+
+_PADDING: Final = 64
+"""
+Sequences that lie one after the other are padded.  Packed calls count so many times their
+bytes, so that those of more than 64 KiB are padded in a thread; less becomes 16 MiB at most.
+"""
+
+_LENGTH_BYTES: Final = 8
+"""Of the header's length, with which a file begins."""
+_ENTRY_BYTES: Final = 256
+"""What the header may hold for each tensor; an entry takes about half of it."""
+_FREE_BYTES: Final = 8 * 1024
+"""What it may hold beside: metadata, and spaces."""
+_FREE_OBJECTS: Final = 64
+"""Braces that it may hold beside those of its tensors: its own, and what metadata spells out."""
 
 Read = dict[str, npt.NDArray[Any]]
 
@@ -44,24 +61,62 @@ def decode(body: bytes, options: Mapping[str, object], limits: Limits) -> tuple[
 
     Raises:
         InvalidInput: the body is not safetensors of the documented form.
-        TooLarge: padding it would go above a limit.
+        TooLarge: its header is longer, or has more tensors, than that of a call within the
+            limits, which is found before it is parsed; or padding it would go above a limit.
     """
+    return tensors_of(load_tensors(body, limits), limits), checked(options)
+
+
+def load_tensors(body: bytes, limits: Limits) -> Read:
+    """
+    Return copies of the tensors in a body, by name; the names are not checked yet.
+
+    Raises:
+        InvalidInput: the body is not safetensors, or a name stands there twice.
+        TooLarge: see `decode`.
+    """
+    header = body[_LENGTH_BYTES : _LENGTH_BYTES + _header_bytes(body, limits)]
+    most = len(_KEYS) + limits.max_rows + _FREE_OBJECTS
+    if (found := header.count(b"{")) > most:
+        raise TooLarge(
+            f"body: at most {most} tensors for {limits.max_rows} sequences, got {found - 1}"
+        )
     try:
         tensors = load(body)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"body: expected safetensors: {_reason(error)}") from None
+    ExactReader(header)  # the library takes one of two tensors of the same name
+    return tensors
+
+
+def size_of(tensors: Read) -> Size:
+    """Return how much work `tensors_of` is."""
+    content_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    return Size(raw_bytes=content_bytes * (_PADDING if LENGTHS in tensors else 1))
+
+
+def tensors_of(tensors: Read, limits: Limits) -> Tensors:
+    """
+    Return the tensors of a call.
+
+    Raises:
+        InvalidInput: a name is unknown, or a tensor is not as documented.
+        TooLarge: padding them would go above a limit.
+    """
     packed = LENGTHS in tensors
+    names = set(tensors)
     known: tuple[str, ...] = _KEYS
     if packed:
-        check_size(LENGTHS, tensors[LENGTHS].size, 1, limits)
-        known += tuple(f"{PAIR_MASK}.{i}" for i in range(tensors[LENGTHS].size))
-    check_known(tensors, known, "body")
+        count = tensors[LENGTHS].size
+        check_size(LENGTHS, count, 1, limits)
+        names -= {f"{PAIR_MASK}.{i}" for i in range(count)}
+        known += (f"{PAIR_MASK}.0",)
+    check_known((name for name in tensors if name in names), known, "body")
     if EMBEDDINGS not in tensors:
         raise InvalidInput(f"{EMBEDDINGS}: expected a tensor of that name, got none")
     if MEMORY_LENGTHS in tensors and not packed:
         raise InvalidInput(f"{MEMORY_LENGTHS}: expected {LENGTHS} beside it, got none")
-    read = _packed(tensors, limits) if packed else _dense(tensors)
-    return read, checked(options)
+    return _packed(tensors, limits) if packed else _dense(tensors)
 
 
 def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk]]:
@@ -70,19 +125,19 @@ def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk
 
     It is packed when its sequences differ in length.
     """
-    tensors: dict[str, npt.NDArray[Any]]
+    tensors: dict[str, Sequence[npt.NDArray[Any]]]
     if answer.lengths is None and answer.key_lengths is None:
-        tensors = {OUTPUT: answer.output}
+        tensors = {OUTPUT: [answer.output]}
         if answer.attention_weights is not None:
-            tensors[ATTENTION_WEIGHTS] = answer.attention_weights
+            tensors[ATTENTION_WEIGHTS] = [answer.attention_weights]
     else:
         outputs = answer.outputs()
         tensors = {
-            OUTPUT: np.concatenate(outputs),
-            LENGTHS: np.array([len(output) for output in outputs], np.int64),
+            OUTPUT: outputs,
+            LENGTHS: [np.array([len(output) for output in outputs], np.int64)],
         }
         for i, weights in enumerate(answer.weights()):
-            tensors[f"{ATTENTION_WEIGHTS}.{i}"] = weights
+            tensors[f"{ATTENTION_WEIGHTS}.{i}"] = [weights]
     return safetensors(tensors, {"model": name, "version": str(version)})
 
 
@@ -197,6 +252,29 @@ def _bools(tensor: npt.NDArray[Any], name: str) -> Bools:
 
 def _described(tensor: npt.NDArray[Any]) -> str:
     return f"{tensor.dtype.name} {list(tensor.shape)}"
+
+
+def _header_bytes(body: bytes, limits: Limits) -> int:
+    """
+    Return the length of the header, as the first bytes say.
+
+    Raises:
+        InvalidInput: the body is shorter.
+        TooLarge: the header is longer than that of a call within the limits.
+    """
+    size = int.from_bytes(body[:_LENGTH_BYTES], "little")
+    rest = len(body) - _LENGTH_BYTES
+    if size > rest:
+        raise InvalidInput(
+            f"body: expected safetensors: its header of {size} bytes, got {max(0, rest)}"
+        )
+    most = _FREE_BYTES + _ENTRY_BYTES * (len(_KEYS) + limits.max_rows)
+    if size > most:
+        raise TooLarge(
+            f"body: at most {most} bytes of safetensors header for {limits.max_rows} sequences,"
+            f" got {size}"
+        )
+    return size
 
 
 def _reason(error: Exception) -> str:

@@ -127,10 +127,12 @@ def pad(
     if len(set(lengths)) == 1:
         return packed.reshape(len(lengths), length, width), None
     check_size(name, len(lengths), length, limits)
-    block = np.zeros((len(lengths), length, width), packed.dtype)
+    # Not `zeros`: it holds the interpreter's lock while it clears memory that is used again.
+    block = np.empty((len(lengths), length, width), packed.dtype)
     start = 0
     for row, own in zip(block, lengths, strict=True):
         row[:own] = packed[start : start + own]
+        row[own:] = 0
         start += own
     return block, np.array(lengths, np.int64)
 
@@ -148,8 +150,9 @@ def pad_last(parts: Sequence[Bools], name: str, limits: Limits) -> Bools:
         raise TooLarge(
             f"{name}: at most {limits.max_answer_bytes} bytes with its padding, got {size}"
         )
-    block = np.zeros((len(parts), *shape), np.bool_)
+    block = np.empty((len(parts), *shape), np.bool_)  # not `zeros`: see `pad`
     for row, part in zip(block, parts, strict=True):
+        row[...] = False
         row[tuple(slice(size) for size in part.shape)] = part
     return block
 
