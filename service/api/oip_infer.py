@@ -1,5 +1,6 @@
 """`POST /v2/models/{name}/infer`: the Open Inference Protocol, in JSON, binary tensors or both."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +12,7 @@ from service.codecs.offload import Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
 from service.codecs.options import from_query
+from service.contract import LayerConfig
 from service.inference.calls import Answer
 from service.inference.models import Model
 from service.telemetry.statistics import ModelStatistics
@@ -35,11 +37,24 @@ async def read_call(
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
+    request, places = await read_request(server, exchange.headers, name, model.layer, content)
+    record = exchange.record
+    admitted = await start(server, record, model, request.tensors, request.options, statistics)
+    return admitted, request, places
+
+
+async def read_request(
+    server: Server, headers: Mapping[str, str], name: str, layer: LayerConfig, content: bytes
+) -> tuple[InferRequest, Places]:
+    """
+    Return what is in a body and in shared memory, read where that holds up nobody else.
+
+    Raises:
+        HeadwiseError: the body is wrong.
+    """
     _, with_weights = oip_request.split_model_name(name)
-    timeout_s = from_query([], exchange.headers).get("timeout_s")
-    json_bytes = oip_request.json_size(
-        exchange.headers.get(oip_request.HEADER_LENGTH), len(content)
-    )
+    timeout_s = from_query([], headers).get("timeout_s")
+    json_bytes = oip_request.json_size(headers.get(oip_request.HEADER_LENGTH), len(content))
     size, counts = weighed(memoryview(content)[:json_bytes])
     request = await server.offload.decode(
         replace(size, raw_bytes=len(content) - json_bytes),
@@ -48,7 +63,7 @@ async def read_call(
         json_bytes,
         with_weights,
         timeout_s if isinstance(timeout_s, float) else None,
-        bounds_of(server.limits, model.layer.token_width),
+        bounds_of(server.limits, layer.token_width),
         counts,
     )
     places = {tensor: server.shared_memory.place(slot) for tensor, slot in request.slots.items()}
@@ -56,9 +71,7 @@ async def read_call(
         size = Size(raw_bytes=sum(places[tensor].byte_size for tensor in request.borrowed))
         limit = server.settings.max_body_bytes
         request = await server.offload.do(size, oip_request.borrow, request, places, limit)
-    record = exchange.record
-    admitted = start(server, record, model, request.tensors, request.options, statistics)
-    return admitted, request, places
+    return request, places
 
 
 def reply_of(

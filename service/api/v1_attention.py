@@ -10,7 +10,8 @@ from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of, weighed
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.options import checked, from_query
 from service.errors import NotAcceptable, UnsupportedMediaType
-from service.inference.calls import Answer
+from service.inference.calls import Answer, Options
+from service.inference.validation import Tensors
 from service.transport.exchange import Exchange
 from service.transport.negotiation import best_offer
 
@@ -54,27 +55,33 @@ async def read_call(
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
-    is_single = False
+    tensors, options, is_single = await read_tensors(server, formats, content)
+    model = model_of(server, exchange.record, options.model)
+    return await start(server, exchange.record, model, tensors, options), is_single
+
+
+async def read_tensors(
+    server: Server, formats: AttentionFormat, content: bytes
+) -> tuple[Tensors, Options, bool]:
+    """
+    Return what is in a body, read where that holds up nobody else.
+
+    Raises:
+        HeadwiseError: the body is wrong.
+    """
+    offload, limits = server.offload, server.limits
     if formats.request == attention_json.MEDIA_TYPE:
         size, counts = weighed(content)
         is_counted = len(content) > UNCOUNTED_BYTES
-        width = server.models.widest_token if is_counted else None
-        bounds = bounds_of(server.limits, width)
-        tensors, options, is_single = await server.offload.decode(
-            size, attention_json.decode, content, formats.options, server.limits, bounds, counts
+        bounds = bounds_of(limits, server.models.widest_token if is_counted else None)
+        return await offload.decode(
+            size, attention_json.decode, content, formats.options, limits, bounds, counts
         )
-    else:
-        size = Size(raw_bytes=len(content))
-        loaded = await server.offload.do(
-            size, attention_safetensors.load_tensors, content, server.limits
-        )
-        size = attention_safetensors.size_of(loaded)
-        tensors = await server.offload.do(
-            size, attention_safetensors.tensors_of, loaded, server.limits
-        )
-        options = checked(formats.options)
-    model = model_of(server, exchange.record, options.model)
-    return start(server, exchange.record, model, tensors, options), is_single
+    size = Size(raw_bytes=len(content))
+    loaded = await offload.do(size, attention_safetensors.load_tensors, content, limits)
+    size = attention_safetensors.size_of(loaded)
+    tensors = await offload.do(size, attention_safetensors.tensors_of, loaded, limits)
+    return tensors, checked(formats.options), False
 
 
 def reply_of(

@@ -11,14 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from service.codecs.checks import check_known
 from service.codecs.chunks import Chunk, safetensors
-from service.codecs.json_reader import ExactReader
 from service.codecs.offload import Size
 from service.codecs.options import checked
+from service.codecs.safetensors_reader import RawTensor, read_file
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -28,7 +26,7 @@ from service.contract import (
     OUTPUT,
     PAIR_MASK,
 )
-from service.errors import InvalidInput, TooLarge
+from service.errors import InvalidInput
 from service.inference.calls import Answer, Bools, Floats, Options
 from service.inference.validation import Limits, Tensors, check_size, pad, pad_last
 
@@ -43,14 +41,13 @@ Sequences that lie one after the other are padded.  Packed calls count so many t
 bytes, so that those of more than 64 KiB are padded in a thread; less becomes 16 MiB at most.
 """
 
-_LENGTH_BYTES: Final = 8
-"""Of the header's length, with which a file begins."""
-_ENTRY_BYTES: Final = 256
-"""What the header may hold for each tensor; an entry takes about half of it."""
-_FREE_BYTES: Final = 8 * 1024
-"""What it may hold beside: metadata, and spaces."""
-_FREE_OBJECTS: Final = 64
-"""Braces that it may hold beside those of its tensors: its own, and what metadata spells out."""
+_DTYPES: Final = {
+    "BOOL": np.dtype("?"),
+    "F16": np.dtype("<f2"),
+    **{f"F{8 * size}": np.dtype(f"<f{size}") for size in (4, 8)},
+    **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
+    **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
+}
 
 Read = dict[str, npt.NDArray[Any]]
 
@@ -69,24 +66,14 @@ def decode(body: bytes, options: Mapping[str, object], limits: Limits) -> tuple[
 
 def load_tensors(body: bytes, limits: Limits) -> Read:
     """
-    Return copies of the tensors in a body, by name; the names are not checked yet.
+    Return the tensors in a body, by name, as views of it; the names are not checked yet.
 
     Raises:
         InvalidInput: the body is not safetensors, or a name stands there twice.
         TooLarge: see `decode`.
     """
-    header = body[_LENGTH_BYTES : _LENGTH_BYTES + _header_bytes(body, limits)]
-    most = len(_KEYS) + limits.max_rows + _FREE_OBJECTS
-    if (found := header.count(b"{")) > most:
-        raise TooLarge(
-            f"body: at most {most} tensors for {limits.max_rows} sequences, got {found - 1}"
-        )
-    try:
-        tensors = load(body)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(f"body: expected safetensors: {_reason(error)}") from None
-    ExactReader(header)  # the library takes one of two tensors of the same name
-    return tensors
+    file = read_file(body, len(_KEYS) + limits.max_rows)
+    return {name: _array(name, tensor) for name, tensor in file.tensors.items()}
 
 
 def size_of(tensors: Read) -> Size:
@@ -254,30 +241,9 @@ def _described(tensor: npt.NDArray[Any]) -> str:
     return f"{tensor.dtype.name} {list(tensor.shape)}"
 
 
-def _header_bytes(body: bytes, limits: Limits) -> int:
-    """
-    Return the length of the header, as the first bytes say.
-
-    Raises:
-        InvalidInput: the body is shorter.
-        TooLarge: the header is longer than that of a call within the limits.
-    """
-    size = int.from_bytes(body[:_LENGTH_BYTES], "little")
-    rest = len(body) - _LENGTH_BYTES
-    if size > rest:
-        raise InvalidInput(
-            f"body: expected safetensors: its header of {size} bytes, got {max(0, rest)}"
-        )
-    most = _FREE_BYTES + _ENTRY_BYTES * (len(_KEYS) + limits.max_rows)
-    if size > most:
-        raise TooLarge(
-            f"body: at most {most} bytes of safetensors header for {limits.max_rows} sequences,"
-            f" got {size}"
-        )
-    return size
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"dtype {error.args[0]} is not read"
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+def _array(name: str, tensor: RawTensor) -> npt.NDArray[Any]:
+    if tensor.dtype not in _DTYPES:
+        raise InvalidInput(f"{name[:64]}: dtype {tensor.dtype} is not read")
+    flat = np.frombuffer(tensor.data, _DTYPES[tensor.dtype])
+    array = flat.reshape(tensor.shape)
+    return array if array.flags.aligned else array.copy()

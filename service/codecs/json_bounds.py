@@ -23,7 +23,7 @@ Up to here a body is parsed uncounted, because it cannot hold enough to matter, 
 exact reader, because Python's own parser takes a third of the time of simdjson then.
 """
 
-UNWEIGHED_BYTES: Final = 32 * 1024
+UNWEIGHED_BYTES: Final = 16 * 1024
 """Up to here its length alone says that a body is small, whatever it consists of."""
 
 _COMMA_BYTES: Final = 20

@@ -43,6 +43,11 @@ class Tensors:
     lengths: Lengths | None = None
     memory_lengths: Lengths | None = None
 
+    @property
+    def float_bytes(self) -> int:
+        """The bytes of embeddings and memory."""
+        return self.embeddings.nbytes + (0 if self.memory is None else self.memory.nbytes)
+
 
 def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limits) -> Call:
     """
@@ -284,6 +289,9 @@ def _check_finite(tensors: Tensors) -> None:
         HEAD_MASK: tensors.head_mask,
     }
     for name, tensor in floats.items():
-        if tensor is not None and not np.isfinite(tensor).all():
-            place = np.argwhere(~np.isfinite(tensor))[0].tolist()
+        if tensor is None:
+            continue
+        is_finite = np.isfinite(tensor)
+        if not is_finite.all():
+            place = [int(i) for i in np.unravel_index(int(is_finite.argmin()), tensor.shape)]
             raise InvalidInput(f"{name}: expected finite numbers, got another at {place}")
