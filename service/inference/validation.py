@@ -8,12 +8,14 @@ E embed_dim, M memory width, H heads.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK, LayerConfig
 from service.errors import InvalidInput, TooLarge
 from service.inference.calls import Bools, Call, Floats, Inputs, Lengths, Options
+from service.inference.unpadded import Unpadded, sizes_of, unpadded
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,28 @@ class Tensors:
     lengths: Lengths | None = None
     memory_lengths: Lengths | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process without the padding, which may be far more than the rest."""
+        queries = sizes_of(self.embeddings, self.lengths)
+        keys = queries if self.memory is None else sizes_of(self.memory, self.memory_lengths)
+        blocks = (
+            unpadded(self.embeddings, [(length,) for length in queries]),
+            unpadded(self.memory, [(length,) for length in keys]),
+            unpadded(self.attend_mask, [(length,) for length in keys]),
+            unpadded(self.pair_mask, list(zip(queries, keys, strict=False)), axis=2),
+            self.head_mask,
+        )
+        return _tensors_again, (*blocks, self.lengths, self.memory_lengths)
+
     @property
     def float_bytes(self) -> int:
         """The bytes of embeddings and memory."""
         return self.embeddings.nbytes + (0 if self.memory is None else self.memory.nbytes)
+
+
+def _tensors_again(*parts: Any) -> Tensors:
+    """Return tensors that came from another process."""
+    return Tensors(*[p.padded() if isinstance(p, Unpadded) else p for p in parts])
 
 
 def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limits) -> Call:
