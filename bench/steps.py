@@ -309,7 +309,7 @@ CASES: Final[dict[str, Callable[[], tuple[int, Work]]]] = {
     "JSON floats and NaN, thread": lambda: _irregular(1_660_000, HALF),
     "JSON zeros and NaN, thread": lambda: _irregular(830_000, ZERO),
     "JSON zeros and NaN, process": lambda: _irregular(LARGE, ZERO),
-    "JSON escapes, thread": lambda: _json(b"[NaN]", b',"model":"' + b"\\n" * 2 * MIB + b'"'),
+    "JSON escapes, thread": lambda: _json(b"[[NaN]]", b',"model":"' + b"\\n" * 2 * MIB + b'"'),
     "safetensors, at once": lambda: _safetensors(embeddings=_numbers((1, 1360, WIDTH))),
     "safetensors, thread": lambda: _safetensors(embeddings=_numbers((5, 4000, WIDTH))),
     "safetensors ragged, 60 KiB": lambda: _ragged_safetensors(160_000),

@@ -1,13 +1,12 @@
 """`POST /v2/models/{name}/infer`: the Open Inference Protocol, in JSON, binary tensors or both."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 from service.api.infer import AdmittedCall, Reply, start
 from service.api.server import Server
 from service.codecs import attention_json, oip_request, oip_response
-from service.codecs.json_bounds import bounds_of, weighed
+from service.codecs.json_bounds import bounds_of
 from service.codecs.offload import Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
@@ -55,9 +54,9 @@ async def read_request(
     _, with_weights = oip_request.split_model_name(name)
     timeout_s = from_query([], headers).get("timeout_s")
     json_bytes = oip_request.json_size(headers.get(oip_request.HEADER_LENGTH), len(content))
-    size, counts = weighed(memoryview(content)[:json_bytes])
+    size, counts = oip_request.work_of(content, json_bytes)
     request = await server.offload.decode(
-        replace(size, raw_bytes=len(content) - json_bytes),
+        size,
         oip_request.decode,
         content,
         json_bytes,

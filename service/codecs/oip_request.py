@@ -15,8 +15,9 @@ from typing import Any, Final
 
 from service.codecs.checks import check_known, kind_of
 from service.codecs.datatypes import from_bytes
-from service.codecs.json_bounds import JsonBounds, JsonCounts
+from service.codecs.json_bounds import UNCOUNTED_BYTES, JsonBounds, JsonCounts, weighed
 from service.codecs.json_reader import Node, Reader
+from service.codecs.offload import Size
 from service.codecs.oip_inputs import (
     REGION,
     Arrays,
@@ -59,6 +60,14 @@ _STATELESS: Final[dict[str, tuple[tuple[type, object], ...]]] = {
 
 _REMEMBERED_BYTES: Final = 2048
 """Longer JSON headers are read anew each time; callers repeat the short ones, call for call."""
+
+_CONVERTED: Final = (b"FP16", b"FP64", b"INT")
+_PER_CONVERTED_BYTE: Final = 4
+_CONVERTED_BYTES: Final = 2**20
+"""
+Tensors of these datatypes are more work than others, 2 to 3 ns a byte; that counts from so
+many bytes of all tensors on.
+"""
 
 _DIGITS: Final = 10
 """Fewer digits than that number a head."""
@@ -119,6 +128,17 @@ def json_size(header_length: str | None, body_size: int) -> int:
         InvalidInput: the header is not a number that fits the body.
     """
     return body_size if header_length is None else _header_size(header_length, body_size)
+
+
+def work_of(body: bytes | memoryview, json_bytes: int) -> tuple[Size, JsonCounts | None]:
+    """Return how much work `decode` is, and the counts of the JSON where they had to be made."""
+    size, counts = weighed(memoryview(body)[:json_bytes])
+    raw_bytes = len(body) - json_bytes
+    if raw_bytes > _CONVERTED_BYTES:
+        header = bytes(body[: min(json_bytes, UNCOUNTED_BYTES)])
+        if any(name in header for name in _CONVERTED):
+            raw_bytes *= _PER_CONVERTED_BYTE
+    return replace(size, raw_bytes=raw_bytes), counts
 
 
 def decode(

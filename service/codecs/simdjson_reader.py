@@ -36,6 +36,9 @@ from service.errors import InvalidInput
 _MAX_MEMBERS: Final = 32
 """More than any object of ours has; larger ones are left to the exact reader."""
 
+_SMALL_BYTES: Final = 2048
+"""Up to here Python's own parser takes a third of the time that going through simdjson takes."""
+
 _KEPT_BYTES: Final = 16 * 2**20
 """Bodies up to here are parsed in memory that is kept; new memory takes as long as parsing."""
 
@@ -60,18 +63,21 @@ def read(
         InvalidInput: the body is not JSON, or `decode` found a mistake in it.
         TooLarge: it is above the bounds.
     """
-    if len(body) <= UNCOUNTED_BYTES:
+    if len(body) <= _SMALL_BYTES:
         return decode(ExactReader(body))
-    if counts is None:
-        counts = counts_of(body)
-    check(body, bounds, counts)
+    if len(body) <= UNCOUNTED_BYTES:
+        arrays = body.count(b"[")
+    else:
+        counts = counts or counts_of(body)
+        check(body, bounds, counts)
+        arrays = counts.arrays
     try:
         fast = SimdjsonReader(body)
         result = decode(fast)
     except (Irregular, InvalidInput):
         return decode(ExactReader(body))
     # Every array that `decode` saw is counted: one more bracket is an array among numbers.
-    if fast.arrays != counts.arrays:
+    if fast.arrays != arrays:
         return decode(ExactReader(body))
     return result
 

@@ -18,6 +18,7 @@ from service.inference.validation import Limits
 from tests.support.server import Server
 
 FEW = 1024
+SMALL = 16 * 1024
 LIMITS = Limits(max_rows=4, max_length=64, max_tokens=256, max_answer_bytes=2**24)
 WIDTH = 8
 MOST_ARRAYS = 256 + 4 * 4 + FEW
@@ -164,14 +165,14 @@ def test_what_is_parsed_of_any_body_is_bounded_by_the_limits(
         decode(body)
 
     most_arrays = MOST_PAIR_ARRAYS if b"pair_mask" in body else MOST_ARRAYS
-    # A body of 2 KiB is parsed uncounted, as small as it is.
-    assert parsed.arrays <= max(most_arrays, 2048)
-    assert parsed.objects <= FEW + 2048
-    assert parsed.members <= FEW + 2048
+    # A body of 16 KiB is parsed uncounted, as small as it is.
+    assert parsed.arrays <= max(most_arrays, SMALL)
+    assert parsed.objects <= max(FEW, SMALL)
+    assert parsed.members <= max(FEW, SMALL)
     assert parsed.simdjson_bytes <= len(body)
     assert parsed.exact_bytes <= len(body)
     if b"pair_mask" not in body:
-        assert parsed.values <= max(MOST_VALUES, 2048)
+        assert parsed.values <= max(MOST_VALUES, SMALL)
 
 
 @pytest.mark.fault("A3")
@@ -231,6 +232,31 @@ def test_work_that_a_body_is_counted_as_grows_with_its_parts(item: bytes, size: 
         assert parts <= 320 * 1024 // 10
     elif read.json_bytes <= 4 * 2**20:
         assert parts <= 4 * 2**20 // 10
+
+
+@pytest.mark.fault("A3")
+@pytest.mark.parametrize(
+    ("header", "raw_bytes", "is_small"),
+    [
+        (b'{"datatype":"FP32"}', 4 * 2**20, True),
+        (b'{"datatype":"FP32"}', 4 * 2**20 + 1, False),
+        (b'{"datatype":"FP16"}', 2**20, True),
+        (b'{"datatype":"FP16"}', 2 * 2**20, False),
+        (b'{"datatype":"UINT64"}', 2 * 2**20, False),
+        (b"[" + b"0.5," * 30_000 + b"]", 0, True),
+        (b"[" + b"0,0,0.5," * 15_000 + b"]", 0, False),
+    ],
+)
+def test_infer_body_is_read_at_once_only_when_it_is_little_work(
+    header: bytes, raw_bytes: int, is_small: bool
+) -> None:
+    """By what it consists of, not by its length: other datatypes are converted."""
+    body = header + bytes(raw_bytes)
+
+    for content in (body, memoryview(body)):
+        size, _ = oip_request.work_of(content, len(header))
+
+        assert size.is_small is is_small
 
 
 def test_bounds_are_told_with_the_limits_behind_them() -> None:
