@@ -149,7 +149,7 @@ class InferFastPath:
             bounds = counts = None
             if route.body_bytes > UNCOUNTED_BYTES:
                 bounds = bounds_of(server.limits, model.layer.token_width)
-                size, counts = oip_request.work_of(body, route.json_bytes)
+                size, counts = oip_request.work_of(body, route.json_bytes, bounds)
                 if not size.is_small:
                     return None
             request = oip_request.outline(

@@ -54,7 +54,11 @@ async def read_request(
     _, with_weights = oip_request.split_model_name(name)
     timeout_s = from_query([], headers).get("timeout_s")
     json_bytes = oip_request.json_size(headers.get(oip_request.HEADER_LENGTH), len(content))
-    size, counts = oip_request.work_of(content, json_bytes)
+    bounds = bounds_of(server.limits, layer.token_width)
+    counting = Size(raw_bytes=json_bytes)
+    size, counts = await server.offload.do(
+        counting, oip_request.work_of, content, json_bytes, bounds
+    )
     request = await server.offload.decode(
         size,
         oip_request.decode,
@@ -62,7 +66,7 @@ async def read_request(
         json_bytes,
         with_weights,
         timeout_s if isinstance(timeout_s, float) else None,
-        bounds_of(server.limits, layer.token_width),
+        bounds,
         counts,
     )
     places = {tensor: server.shared_memory.place(slot) for tensor, slot in request.slots.items()}

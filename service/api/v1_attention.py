@@ -71,9 +71,10 @@ async def read_tensors(
     """
     offload, limits = server.offload, server.limits
     if formats.request == attention_json.MEDIA_TYPE:
-        size, counts = weighed(content)
         is_counted = len(content) > UNCOUNTED_BYTES
         bounds = bounds_of(limits, server.models.widest_token if is_counted else None)
+        counting = Size(raw_bytes=len(content))
+        size, counts = await offload.do(counting, weighed, content, bounds)
         return await offload.decode(
             size, attention_json.decode, content, formats.options, limits, bounds, counts
         )

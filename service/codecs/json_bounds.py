@@ -30,9 +30,6 @@ A value counts as at least so many bytes, which an FP32 number takes at its shor
 bodies of ordinary numbers count as what they are; and an array, which is more work, as more.
 """
 
-_MOST_BYTES: Final = 4 * 2**20
-"""Longer bodies go to another process, whatever they consist of; they are counted there."""
-
 _FEW: Final = 1024
 """Of objects, members, and of arrays that hold no sequence or token: shapes, parameters."""
 
@@ -100,7 +97,7 @@ def bounds_of(limits: Limits, width: int | None = None) -> JsonBounds:
     return JsonBounds(arrays, pair_arrays, values, f"{reason} of {width} numbers")
 
 
-def counts_of(content: bytes | memoryview) -> JsonCounts:
+def counts_of(content: bytes) -> JsonCounts:
     """Return the counts of a body; brackets and commas in strings count like any other."""
     array, comma = b"[,"
     characters = np.frombuffer(content, np.uint8)
@@ -112,11 +109,17 @@ def counts_of(content: bytes | memoryview) -> JsonCounts:
     return JsonCounts(len(characters), arrays, commas)
 
 
-def weighed(content: bytes | memoryview) -> tuple[Size, JsonCounts | None]:
-    """Return how much work a body is to read, and its counts where they had to be made."""
-    if not UNCOUNTED_BYTES < len(content) <= _MOST_BYTES:
+def weighed(content: bytes, bounds: JsonBounds | None) -> tuple[Size, JsonCounts | None]:
+    """
+    Return how much work a body is to read, and its counts unless it is small.
+
+    Raises:
+        InvalidInput, TooLarge: see `check`.
+    """
+    if len(content) <= UNCOUNTED_BYTES:
         return Size(json_bytes=len(content)), None
     counts = counts_of(content)
+    check(content, bounds, counts)
     return counts.size, counts
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from service.codecs.checks import check_known, kind_of
 from service.codecs.datatypes import from_bytes
-from service.codecs.json_bounds import UNCOUNTED_BYTES, JsonBounds, JsonCounts, weighed
+from service.codecs.json_bounds import JsonBounds, JsonCounts, weighed
 from service.codecs.json_reader import Node, Reader
 from service.codecs.offload import Size
 from service.codecs.oip_inputs import (
@@ -130,14 +130,20 @@ def json_size(header_length: str | None, body_size: int) -> int:
     return body_size if header_length is None else _header_size(header_length, body_size)
 
 
-def work_of(body: bytes | memoryview, json_bytes: int) -> tuple[Size, JsonCounts | None]:
-    """Return how much work `decode` is, and the counts of the JSON where they had to be made."""
-    size, counts = weighed(memoryview(body)[:json_bytes])
+def work_of(
+    body: bytes | memoryview, json_bytes: int, bounds: JsonBounds
+) -> tuple[Size, JsonCounts | None]:
+    """
+    Return how much work `decode` is, and the counts of the JSON unless that is small.
+
+    Raises:
+        InvalidInput, TooLarge: the JSON is above the bounds.
+    """
+    header = bytes(body[:json_bytes])
+    size, counts = weighed(header, bounds)
     raw_bytes = len(body) - json_bytes
-    if raw_bytes > _CONVERTED_BYTES:
-        header = bytes(body[: min(json_bytes, UNCOUNTED_BYTES)])
-        if any(name in header for name in _CONVERTED):
-            raw_bytes *= _PER_CONVERTED_BYTE
+    if raw_bytes > _CONVERTED_BYTES and any(name in header for name in _CONVERTED):
+        raw_bytes *= _PER_CONVERTED_BYTE
     return replace(size, raw_bytes=raw_bytes), counts
 
 

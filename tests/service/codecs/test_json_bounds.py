@@ -21,6 +21,7 @@ FEW = 1024
 SMALL = 16 * 1024
 LIMITS = Limits(max_rows=4, max_length=64, max_tokens=256, max_answer_bytes=2**24)
 WIDTH = 8
+WIDE = Limits(max_rows=256, max_length=4096, max_tokens=131_072, max_answer_bytes=2**29)
 MOST_ARRAYS = 256 + 4 * 4 + FEW
 MOST_PAIR_ARRAYS = MOST_ARRAYS + 16 * 256 + 64 * 1024
 MOST_VALUES = 256 * (WIDTH + 1) + 4 * WIDTH + FEW
@@ -222,7 +223,7 @@ def test_work_that_a_body_is_counted_as_grows_with_its_parts(item: bytes, size: 
     """Property: what is read at once or in a thread has a bounded number of parts."""
     body = item * (size // len(item))
 
-    read, _ = weighed(body)
+    read, _ = weighed(body, None)
 
     parts = body.count(b",") + body.count(b"[")
     assert read.json_bytes >= len(body)
@@ -254,7 +255,7 @@ def test_infer_body_is_read_at_once_only_when_it_is_little_work(
     body = header + bytes(raw_bytes)
 
     for content in (body, memoryview(body)):
-        size, _ = oip_request.work_of(content, len(header))
+        size, _ = oip_request.work_of(content, len(header), bounds_of(WIDE))
 
         assert size.is_small is is_small
 
