@@ -97,6 +97,11 @@ class LayerConfig:
         return self.embed_dim // self.num_heads
 
     @property
+    def token_width(self) -> int:
+        """How many numbers a token of the embeddings or of the memory has at most."""
+        return max(self.embed_dim, self.memory_dim or 0)
+
+    @property
     def is_cross(self) -> bool:
         """True when keys and values come from `memory`."""
         return self.memory_dim is not None

@@ -32,7 +32,7 @@ ROOMS = [
     room("service", "orjson", "pydantic"),
     room("service.host"),
     room("service.inference", "numpy", "onnxruntime", "pydantic", "safetensors"),
-    room("service.codecs", "numpy", "orjson", "safetensors", "simdjson"),
+    room("service.codecs", "numpy", "orjson", "simdjson"),
     room("service.telemetry", "opentelemetry", "prometheus_client"),
     room("service.transport", "httptools", "orjson", "starlette", "uvicorn"),
     room("service.api", "fastapi", "orjson", "starlette"),

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from service.api.server import Server
+from service.codecs.json_bounds import CONTROL, check, counts_of
 from service.codecs.json_reader import ExactReader
-from service.codecs.offload import Size
 from service.errors import Disabled, InvalidInput
 from service.transport.exchange import Exchange, read_body
 
@@ -31,7 +31,8 @@ async def json_object(
 
     Raises:
         InvalidInput: it is something else, or not of the encoding that it names.
-        TooLarge: above `limit_bytes`, or what the settings allow any body.
+        TooLarge: above `limit_bytes`, or what the settings allow any body; or it has more
+            arrays or values than any of these requests.
         TooSlow: it did not arrive in time.
         UnsupportedMediaType: it is encoded in an unknown way.
         ClientDisconnect: the caller has left.
@@ -50,8 +51,9 @@ async def json_object(
     )
     if is_optional and not content.strip():
         return {}
-    size = Size(json_bytes=len(content))
-    return await server.offload.do(size, _members, content, is_optional)
+    counts = counts_of(content)
+    check(content, CONTROL, counts)
+    return await server.offload.do(counts.size, _members, content, is_optional)
 
 
 def check_control(server: Server, what: str) -> None:

@@ -26,6 +26,7 @@ from service.api.server import Server
 from service.codecs import oip_request
 from service.codecs.chunks import Chunk
 from service.codecs.compression import ENCODINGS, encoding_of
+from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.options import from_query
 from service.contract import LayerConfig
@@ -145,8 +146,14 @@ class InferFastPath:
         try:
             model = server.models.require_ready(server.models.get(route.artifact, route.version))
             body = memoryview(data)[end_of_head:]
+            bounds = counts = None
+            if route.body_bytes > UNCOUNTED_BYTES:
+                bounds = bounds_of(server.limits, model.layer.token_width)
+                size, counts = oip_request.work_of(body, route.json_bytes, bounds)
+                if not size.is_small:
+                    return None
             request = oip_request.outline(
-                body, route.json_bytes, route.with_weights, route.timeout_s
+                body, route.json_bytes, route.with_weights, route.timeout_s, bounds, counts
             )
             if request.slots:
                 return None

@@ -62,7 +62,7 @@ def model_of(
     return model
 
 
-def start(
+async def start(
     server: Server,
     record: RequestRecord,
     model: Model,
@@ -80,7 +80,10 @@ def start(
         QueueFull: answers under way take all the memory that they may.
     """
     server.models.require_ready(model)
-    call = to_call(tensors, options, model.layer, server.limits)
+    limits = server.limits
+    # Without a look at their values, large tensors are checked as fast as small ones.
+    size = Size(raw_bytes=tensors.float_bytes if limits.refuse_nonfinite else 0)
+    call = await server.offload.do(size, to_call, tensors, options, model.layer, limits)
     return admit(server, record, model, call, statistics)
 
 

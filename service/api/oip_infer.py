@@ -1,14 +1,17 @@
 """`POST /v2/models/{name}/infer`: the Open Inference Protocol, in JSON, binary tensors or both."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from service.api.infer import AdmittedCall, Reply, start
 from service.api.server import Server
 from service.codecs import attention_json, oip_request, oip_response
+from service.codecs.json_bounds import bounds_of
 from service.codecs.offload import Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
 from service.codecs.options import from_query
+from service.contract import LayerConfig
 from service.inference.calls import Answer
 from service.inference.models import Model
 from service.telemetry.statistics import ModelStatistics
@@ -33,27 +36,45 @@ async def read_call(
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
+    request, places = await read_request(server, exchange.headers, name, model.layer, content)
+    record = exchange.record
+    admitted = await start(server, record, model, request.tensors, request.options, statistics)
+    return admitted, request, places
+
+
+async def read_request(
+    server: Server, headers: Mapping[str, str], name: str, layer: LayerConfig, content: bytes
+) -> tuple[InferRequest, Places]:
+    """
+    Return what is in a body and in shared memory, read where that holds up nobody else.
+
+    Raises:
+        HeadwiseError: the body is wrong.
+    """
     _, with_weights = oip_request.split_model_name(name)
-    timeout_s = from_query([], exchange.headers).get("timeout_s")
-    json_bytes = oip_request.json_size(
-        exchange.headers.get(oip_request.HEADER_LENGTH), len(content)
+    timeout_s = from_query([], headers).get("timeout_s")
+    json_bytes = oip_request.json_size(headers.get(oip_request.HEADER_LENGTH), len(content))
+    bounds = bounds_of(server.limits, layer.token_width)
+    counting = Size(raw_bytes=json_bytes)
+    size, counts = await server.offload.do(
+        counting, oip_request.work_of, content, json_bytes, bounds
     )
     request = await server.offload.decode(
-        Size(json_bytes=json_bytes, raw_bytes=len(content) - json_bytes),
+        size,
         oip_request.decode,
         content,
         json_bytes,
         with_weights,
         timeout_s if isinstance(timeout_s, float) else None,
+        bounds,
+        counts,
     )
     places = {tensor: server.shared_memory.place(slot) for tensor, slot in request.slots.items()}
     if request.borrowed:
         size = Size(raw_bytes=sum(places[tensor].byte_size for tensor in request.borrowed))
         limit = server.settings.max_body_bytes
         request = await server.offload.do(size, oip_request.borrow, request, places, limit)
-    record = exchange.record
-    admitted = start(server, record, model, request.tensors, request.options, statistics)
-    return admitted, request, places
+    return request, places
 
 
 def reply_of(

@@ -6,10 +6,12 @@ from typing import Final
 from service.api.infer import AdmittedCall, Reply, model_of, start
 from service.api.server import Server
 from service.codecs import attention_json, attention_safetensors
+from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of, weighed
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
-from service.codecs.options import from_query
+from service.codecs.options import checked, from_query
 from service.errors import NotAcceptable, UnsupportedMediaType
-from service.inference.calls import Answer
+from service.inference.calls import Answer, Options
+from service.inference.validation import Tensors
 from service.transport.exchange import Exchange
 from service.transport.negotiation import best_offer
 
@@ -53,19 +55,34 @@ async def read_call(
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
-    is_single = False
-    if formats.request == attention_json.MEDIA_TYPE:
-        size = Size(json_bytes=len(content))
-        tensors, options, is_single = await server.offload.decode(
-            size, attention_json.decode, content, formats.options, server.limits
-        )
-    else:
-        size = Size(raw_bytes=len(content))
-        tensors, options = await server.offload.decode(
-            size, attention_safetensors.decode, content, formats.options, server.limits
-        )
+    tensors, options, is_single = await read_tensors(server, formats, content)
     model = model_of(server, exchange.record, options.model)
-    return start(server, exchange.record, model, tensors, options), is_single
+    return await start(server, exchange.record, model, tensors, options), is_single
+
+
+async def read_tensors(
+    server: Server, formats: AttentionFormat, content: bytes
+) -> tuple[Tensors, Options, bool]:
+    """
+    Return what is in a body, read where that holds up nobody else.
+
+    Raises:
+        HeadwiseError: the body is wrong.
+    """
+    offload, limits = server.offload, server.limits
+    if formats.request == attention_json.MEDIA_TYPE:
+        is_counted = len(content) > UNCOUNTED_BYTES
+        bounds = bounds_of(limits, server.models.widest_token if is_counted else None)
+        counting = Size(raw_bytes=len(content))
+        size, counts = await offload.do(counting, weighed, content, bounds)
+        return await offload.decode(
+            size, attention_json.decode, content, formats.options, limits, bounds, counts
+        )
+    size = Size(raw_bytes=len(content))
+    loaded = await offload.do(size, attention_safetensors.load_tensors, content, limits)
+    size = attention_safetensors.size_of(loaded)
+    tensors = await offload.do(size, attention_safetensors.tensors_of, loaded, limits)
+    return tensors, checked(formats.options), False
 
 
 def reply_of(

@@ -13,6 +13,7 @@ import orjson
 
 from service.codecs.checks import check_known
 from service.codecs.chunks import Chunk, json_array
+from service.codecs.json_bounds import JsonBounds, JsonCounts, bounds_of
 from service.codecs.json_reader import Nested, Node, Reader
 from service.codecs.options import NAMES, checked
 from service.codecs.simdjson_reader import read
@@ -34,18 +35,25 @@ _KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, *NAMES)
 
 
 def decode(
-    body: bytes, outer: Mapping[str, object], limits: Limits
+    body: bytes,
+    outer: Mapping[str, object],
+    limits: Limits,
+    bounds: JsonBounds | None = None,
+    counts: JsonCounts | None = None,
 ) -> tuple[Tensors, Options, bool]:
     """
     Return a body's tensors and options, and whether it is one sequence [S][E].
 
     `outer` holds options from outside the body, which the body's own override.
+    `bounds` are by default those of the limits; `counts` are the body's, if they are known.
 
     Raises:
         InvalidInput: the body is not JSON of the documented form.
-        TooLarge: padding it would go above a limit.
+        TooLarge: it consists of more than a call within the limits, which is found
+            before it is parsed; or padding it would go above a limit.
     """
-    return read(body, lambda reader: _decode(reader, outer, limits))
+    bounds = bounds or bounds_of(limits)
+    return read(body, lambda reader: _decode(reader, outer, limits), bounds, counts)
 
 
 def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator[Chunk]:

@@ -6,17 +6,17 @@ lengths, E] beside `lengths` INT64 [B].  The answer is packed the same way, its
 weights as `attention_weights.0`, `attention_weights.1` and so on.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load
 
 from service.codecs.checks import check_known
 from service.codecs.chunks import Chunk, safetensors
+from service.codecs.offload import Size
 from service.codecs.options import checked
+from service.codecs.safetensors_reader import RawTensor, read_file
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -35,6 +35,20 @@ LENGTHS: Final = "lengths"
 MEMORY_LENGTHS: Final = "memory_lengths"
 _KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, LENGTHS, MEMORY_LENGTHS)
 
+_PADDING: Final = 64
+"""
+Sequences that lie one after the other are padded.  Packed calls count so many times their
+bytes, so that those of more than 64 KiB are padded in a thread; less becomes 16 MiB at most.
+"""
+
+_DTYPES: Final = {
+    "BOOL": np.dtype("?"),
+    "F16": np.dtype("<f2"),
+    **{f"F{8 * size}": np.dtype(f"<f{size}") for size in (4, 8)},
+    **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
+    **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
+}
+
 Read = dict[str, npt.NDArray[Any]]
 
 
@@ -44,24 +58,52 @@ def decode(body: bytes, options: Mapping[str, object], limits: Limits) -> tuple[
 
     Raises:
         InvalidInput: the body is not safetensors of the documented form.
-        TooLarge: padding it would go above a limit.
+        TooLarge: its header is longer, or has more tensors, than that of a call within the
+            limits, which is found before it is parsed; or padding it would go above a limit.
     """
-    try:
-        tensors = load(body)
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(f"body: expected safetensors: {_reason(error)}") from None
+    return tensors_of(load_tensors(body, limits), limits), checked(options)
+
+
+def load_tensors(body: bytes, limits: Limits) -> Read:
+    """
+    Return the tensors in a body, by name, as views of it; the names are not checked yet.
+
+    Raises:
+        InvalidInput: the body is not safetensors, or a name stands there twice.
+        TooLarge: see `decode`.
+    """
+    file = read_file(body, len(_KEYS) + limits.max_rows)
+    return {name: _array(name, tensor) for name, tensor in file.tensors.items()}
+
+
+def size_of(tensors: Read) -> Size:
+    """Return how much work `tensors_of` is."""
+    content_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    return Size(raw_bytes=content_bytes * (_PADDING if LENGTHS in tensors else 1))
+
+
+def tensors_of(tensors: Read, limits: Limits) -> Tensors:
+    """
+    Return the tensors of a call.
+
+    Raises:
+        InvalidInput: a name is unknown, or a tensor is not as documented.
+        TooLarge: padding them would go above a limit.
+    """
     packed = LENGTHS in tensors
+    names = set(tensors)
     known: tuple[str, ...] = _KEYS
     if packed:
-        check_size(LENGTHS, tensors[LENGTHS].size, 1, limits)
-        known += tuple(f"{PAIR_MASK}.{i}" for i in range(tensors[LENGTHS].size))
-    check_known(tensors, known, "body")
+        count = tensors[LENGTHS].size
+        check_size(LENGTHS, count, 1, limits)
+        names -= {f"{PAIR_MASK}.{i}" for i in range(count)}
+        known += (f"{PAIR_MASK}.0",)
+    check_known((name for name in tensors if name in names), known, "body")
     if EMBEDDINGS not in tensors:
         raise InvalidInput(f"{EMBEDDINGS}: expected a tensor of that name, got none")
     if MEMORY_LENGTHS in tensors and not packed:
         raise InvalidInput(f"{MEMORY_LENGTHS}: expected {LENGTHS} beside it, got none")
-    read = _packed(tensors, limits) if packed else _dense(tensors)
-    return read, checked(options)
+    return _packed(tensors, limits) if packed else _dense(tensors)
 
 
 def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk]]:
@@ -70,19 +112,19 @@ def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk
 
     It is packed when its sequences differ in length.
     """
-    tensors: dict[str, npt.NDArray[Any]]
+    tensors: dict[str, Sequence[npt.NDArray[Any]]]
     if answer.lengths is None and answer.key_lengths is None:
-        tensors = {OUTPUT: answer.output}
+        tensors = {OUTPUT: [answer.output]}
         if answer.attention_weights is not None:
-            tensors[ATTENTION_WEIGHTS] = answer.attention_weights
+            tensors[ATTENTION_WEIGHTS] = [answer.attention_weights]
     else:
         outputs = answer.outputs()
         tensors = {
-            OUTPUT: np.concatenate(outputs),
-            LENGTHS: np.array([len(output) for output in outputs], np.int64),
+            OUTPUT: outputs,
+            LENGTHS: [np.array([len(output) for output in outputs], np.int64)],
         }
         for i, weights in enumerate(answer.weights()):
-            tensors[f"{ATTENTION_WEIGHTS}.{i}"] = weights
+            tensors[f"{ATTENTION_WEIGHTS}.{i}"] = [weights]
     return safetensors(tensors, {"model": name, "version": str(version)})
 
 
@@ -199,7 +241,9 @@ def _described(tensor: npt.NDArray[Any]) -> str:
     return f"{tensor.dtype.name} {list(tensor.shape)}"
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, KeyError):
-        return f"dtype {error.args[0]} is not read"
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+def _array(name: str, tensor: RawTensor) -> npt.NDArray[Any]:
+    if tensor.dtype not in _DTYPES:
+        raise InvalidInput(f"{name[:64]}: dtype {tensor.dtype} is not read")
+    flat = np.frombuffer(tensor.data, _DTYPES[tensor.dtype])
+    array = flat.reshape(tensor.shape)
+    return array if array.flags.aligned else array.copy()

@@ -1,7 +1,7 @@
 """Large answers in pieces, none of which holds the interpreter's lock for long."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -49,10 +49,12 @@ def raw(array: npt.NDArray[Any]) -> Iterator[Chunk]:
 
 
 def safetensors(
-    tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]
+    tensors: Mapping[str, Sequence[npt.NDArray[Any]]], metadata: Mapping[str, str]
 ) -> tuple[int, Iterator[Chunk]]:
     """
     Return the length of a safetensors file, and the file in pieces.
+
+    Each tensor is given in parts, one or more, that follow each other on its first axis.
 
     An 8-byte header length, a JSON header, then the tensors
     (https://github.com/huggingface/safetensors#format); the library can write
@@ -60,11 +62,11 @@ def safetensors(
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
+    for name, parts in tensors.items():
+        start, end = end, end + sum(part.nbytes for part in parts)
         header[name] = {
-            "dtype": _DTYPES[tensor.dtype.name],
-            "shape": list(tensor.shape),
+            "dtype": _DTYPES[parts[0].dtype.name],
+            "shape": [sum(map(len, parts)), *parts[0].shape[1:]],
             "data_offsets": [start, end],
         }
     text = json.dumps(header).encode()
@@ -72,8 +74,9 @@ def safetensors(
 
     def pieces() -> Iterator[Chunk]:
         yield len(text).to_bytes(8, "little") + text
-        for tensor in tensors.values():
-            yield from raw(tensor)
+        for parts in tensors.values():
+            for part in parts:
+                yield from raw(part)
 
     return 8 + len(text) + end, pieces()
 

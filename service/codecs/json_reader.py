@@ -8,6 +8,7 @@ which falls back to it, so that only this one ever words an error.
 
 import codecs
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
@@ -181,7 +182,7 @@ class _Overflow(float):
 
 def _number(literal: str) -> float:
     value = float(literal)
-    return value if np.isfinite(value) else _Overflow(value)
+    return value if math.isfinite(value) else _Overflow(value)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

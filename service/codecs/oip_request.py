@@ -7,6 +7,7 @@ raw little-endian tensors after it, in the order of the header
 A tensor may also lie in shared memory: see `shared_memory`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,7 +15,9 @@ from typing import Any, Final
 
 from service.codecs.checks import check_known, kind_of
 from service.codecs.datatypes import from_bytes
+from service.codecs.json_bounds import JsonBounds, JsonCounts, weighed
 from service.codecs.json_reader import Node, Reader
+from service.codecs.offload import Size
 from service.codecs.oip_inputs import (
     REGION,
     Arrays,
@@ -37,6 +40,10 @@ from service.inference.validation import Tensors
 
 _REMEMBERED: Final = 256
 
+_MAX_ID: Final = 64 * 1024
+"""It is repeated in the answer, whose head is written in one step."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
 HEADER_LENGTH: Final = "inference-header-content-length"
 
 BINARY_MEDIA_TYPE: Final = "application/octet-stream"
@@ -53,6 +60,14 @@ _STATELESS: Final[dict[str, tuple[tuple[type, object], ...]]] = {
 
 _REMEMBERED_BYTES: Final = 2048
 """Longer JSON headers are read anew each time; callers repeat the short ones, call for call."""
+
+_CONVERTED: Final = (b"FP16", b"FP64", b"INT")
+_PER_CONVERTED_BYTE: Final = 4
+_CONVERTED_BYTES: Final = 2**20
+"""
+Tensors of these datatypes are more work than others, 2 to 3 ns a byte; that counts from so
+many bytes of all tensors on.
+"""
 
 _DIGITS: Final = 10
 """Fewer digits than that number a head."""
@@ -115,24 +130,52 @@ def json_size(header_length: str | None, body_size: int) -> int:
     return body_size if header_length is None else _header_size(header_length, body_size)
 
 
+def work_of(
+    body: bytes | memoryview, json_bytes: int, bounds: JsonBounds
+) -> tuple[Size, JsonCounts | None]:
+    """
+    Return how much work `decode` is, and the counts of the JSON unless that is small.
+
+    Raises:
+        InvalidInput, TooLarge: the JSON is above the bounds.
+    """
+    header = bytes(body[:json_bytes])
+    size, counts = weighed(header, bounds)
+    raw_bytes = len(body) - json_bytes
+    if raw_bytes > _CONVERTED_BYTES and any(name in header for name in _CONVERTED):
+        raw_bytes *= _PER_CONVERTED_BYTE
+    return replace(size, raw_bytes=raw_bytes), counts
+
+
 def decode(
-    body: bytes | memoryview, json_bytes: int, with_weights: bool, timeout_s: float | None = None
+    body: bytes | memoryview,
+    json_bytes: int,
+    with_weights: bool,
+    timeout_s: float | None = None,
+    bounds: JsonBounds | None = None,
+    counts: JsonCounts | None = None,
 ) -> InferRequest:
     """
     Return the request in a body whose first bytes are JSON and whose others are tensors.
 
     `with_weights` says whether the model declares `attention_weights`; `timeout_s`
-    is the time limit from outside the body.
+    is the time limit from outside the body; `bounds` and `counts` are those of the JSON.
 
     Raises:
         InvalidInput: the body is not a request of the documented form.
+        TooLarge: its JSON is above the bounds, which is found before it is parsed.
     """
-    asked = outline(body, json_bytes, with_weights, timeout_s)
+    asked = outline(body, json_bytes, with_weights, timeout_s, bounds, counts)
     return replace(asked, arrays=arrays_of(asked, memoryview(body)[json_bytes:]), trailing={})
 
 
 def outline(
-    body: bytes | memoryview, json_bytes: int, with_weights: bool, timeout_s: float | None = None
+    body: bytes | memoryview,
+    json_bytes: int,
+    with_weights: bool,
+    timeout_s: float | None = None,
+    bounds: JsonBounds | None = None,
+    counts: JsonCounts | None = None,
 ) -> InferRequest:
     """
     Return the request as `decode` does, but without the tensors that lie behind its JSON.
@@ -141,10 +184,12 @@ def outline(
 
     Raises:
         InvalidInput: the JSON is not of the documented form.
+        TooLarge: it is above the bounds, which is found before it is parsed.
     """
-    is_remembered = json_bytes < len(body) and json_bytes <= _REMEMBERED_BYTES
-    read_json = _read_again if is_remembered else _read
-    return read_json(bytes(body[:json_bytes]), with_weights, timeout_s)
+    header = bytes(body[:json_bytes])
+    if json_bytes < len(body) and json_bytes <= _REMEMBERED_BYTES:
+        return _read_again(header, with_weights, timeout_s)
+    return _read(header, with_weights, timeout_s, bounds, counts)
 
 
 def arrays_of(asked: InferRequest, binary: memoryview) -> Arrays:
@@ -208,13 +253,19 @@ def _header_size(text: str, body_size: int) -> int:
     return size
 
 
-def _read(header: bytes, with_weights: bool, timeout_s: float | None) -> InferRequest:
+def _read(
+    header: bytes,
+    with_weights: bool,
+    timeout_s: float | None,
+    bounds: JsonBounds | None = None,
+    counts: JsonCounts | None = None,
+) -> InferRequest:
     """Return what the JSON says; tensors that lie elsewhere are not there yet."""
 
     def decode_header(reader: Reader) -> InferRequest:
         return _decode(reader, with_weights=with_weights, timeout_s=timeout_s)
 
-    return read(header, decode_header)
+    return read(header, decode_header, bounds, counts)
 
 
 _read_again = lru_cache(_REMEMBERED)(_read)
@@ -228,7 +279,9 @@ def _decode(reader: Reader, *, with_weights: bool, timeout_s: float | None) -> I
     request_id = reader.plain(root["id"]) if "id" in root else ""
     if not isinstance(request_id, str):
         raise InvalidInput(f"id: expected a string, got {kind_of(request_id)}")
-    if any("\ud800" <= character <= "\udfff" for character in request_id):
+    if len(request_id) > _MAX_ID:
+        raise InvalidInput(f"id: expected at most {_MAX_ID} characters, got {len(request_id)}")
+    if _SURROGATE.search(request_id):
         raise InvalidInput("id: expected Unicode characters, got a lone surrogate")
     parameters = parameters_of(reader, root, "parameters")
     if "inputs" not in root:

@@ -13,6 +13,13 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import simdjson
 
+from service.codecs.json_bounds import (
+    UNCOUNTED_BYTES,
+    JsonBounds,
+    JsonCounts,
+    check,
+    counts_of,
+)
 from service.codecs.json_reader import (
     MAX_RANK,
     TO_INTEGERS,
@@ -40,22 +47,37 @@ _kept = threading.local()
 _T = TypeVar("_T")
 
 
-def read(body: bytes, decode: Callable[[Reader], _T]) -> _T:
+def read(
+    body: bytes,
+    decode: Callable[[Reader], _T],
+    bounds: JsonBounds | None = None,
+    counts: JsonCounts | None = None,
+) -> _T:
     """
-    Return what `decode` makes of the body.
+    Return what `decode` makes of the body, which is counted before it is parsed.
+
+    `counts` are its own, where they are known.  Without `bounds` it may have any number of
+    arrays and values.
 
     Raises:
         InvalidInput: the body is not JSON, or `decode` found a mistake in it.
+        TooLarge: it is above the bounds.
     """
     if len(body) <= _SMALL_BYTES:
         return decode(ExactReader(body))
+    if len(body) <= UNCOUNTED_BYTES:
+        arrays = body.count(b"[")
+    else:
+        counts = counts or counts_of(body)
+        check(body, bounds, counts)
+        arrays = counts.arrays
     try:
         fast = SimdjsonReader(body)
         result = decode(fast)
     except (Irregular, InvalidInput):
         return decode(ExactReader(body))
     # Every array that `decode` saw is counted: one more bracket is an array among numbers.
-    if fast.arrays != body.count(b"["):
+    if fast.arrays != arrays:
         return decode(ExactReader(body))
     return result
 

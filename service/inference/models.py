@@ -156,6 +156,11 @@ class Models:
             raise NotReady(_LOADING, retry_after_s=1)
 
     @property
+    def widest_token(self) -> int | None:
+        """How many numbers a token of any model has at most; None = no model is served."""
+        return max((model.layer.token_width for model in self._models.values()), default=None)
+
+    @property
     def default_name(self) -> str | None:
         """The model of a call that names none; None = the caller has to say."""
         if self._default is not None:

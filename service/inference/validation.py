@@ -8,12 +8,14 @@ E embed_dim, M memory width, H heads.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK, LayerConfig
 from service.errors import InvalidInput, TooLarge
 from service.inference.calls import Bools, Call, Floats, Inputs, Lengths, Options
+from service.inference.unpadded import Unpadded, sizes_of, unpadded
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,29 @@ class Tensors:
     head_mask: Floats | None = None
     lengths: Lengths | None = None
     memory_lengths: Lengths | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process without the padding, which may be far more than the rest."""
+        queries = sizes_of(self.embeddings, self.lengths)
+        keys = queries if self.memory is None else sizes_of(self.memory, self.memory_lengths)
+        blocks = (
+            unpadded(self.embeddings, [(length,) for length in queries]),
+            unpadded(self.memory, [(length,) for length in keys]),
+            unpadded(self.attend_mask, [(length,) for length in keys]),
+            unpadded(self.pair_mask, list(zip(queries, keys, strict=False)), axis=2),
+            self.head_mask,
+        )
+        return _tensors_again, (*blocks, self.lengths, self.memory_lengths)
+
+    @property
+    def float_bytes(self) -> int:
+        """The bytes of embeddings and memory."""
+        return self.embeddings.nbytes + (0 if self.memory is None else self.memory.nbytes)
+
+
+def _tensors_again(*parts: Any) -> Tensors:
+    """Return tensors that came from another process."""
+    return Tensors(*[p.padded() if isinstance(p, Unpadded) else p for p in parts])
 
 
 def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limits) -> Call:
@@ -127,10 +152,12 @@ def pad(
     if len(set(lengths)) == 1:
         return packed.reshape(len(lengths), length, width), None
     check_size(name, len(lengths), length, limits)
-    block = np.zeros((len(lengths), length, width), packed.dtype)
+    # Not `zeros`: it holds the interpreter's lock while it clears memory that is used again.
+    block = np.empty((len(lengths), length, width), packed.dtype)
     start = 0
     for row, own in zip(block, lengths, strict=True):
         row[:own] = packed[start : start + own]
+        row[own:] = 0
         start += own
     return block, np.array(lengths, np.int64)
 
@@ -148,8 +175,9 @@ def pad_last(parts: Sequence[Bools], name: str, limits: Limits) -> Bools:
         raise TooLarge(
             f"{name}: at most {limits.max_answer_bytes} bytes with its padding, got {size}"
         )
-    block = np.zeros((len(parts), *shape), np.bool_)
+    block = np.empty((len(parts), *shape), np.bool_)  # not `zeros`: see `pad`
     for row, part in zip(block, parts, strict=True):
+        row[...] = False
         row[tuple(slice(size) for size in part.shape)] = part
     return block
 
@@ -281,6 +309,9 @@ def _check_finite(tensors: Tensors) -> None:
         HEAD_MASK: tensors.head_mask,
     }
     for name, tensor in floats.items():
-        if tensor is not None and not np.isfinite(tensor).all():
-            place = np.argwhere(~np.isfinite(tensor))[0].tolist()
+        if tensor is None:
+            continue
+        is_finite = np.isfinite(tensor)
+        if not is_finite.all():
+            place = [int(i) for i in np.unravel_index(int(is_finite.argmin()), tensor.shape)]
             raise InvalidInput(f"{name}: expected finite numbers, got another at {place}")
