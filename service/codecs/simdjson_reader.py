@@ -54,8 +54,9 @@ def read(body: bytes, decode: Callable[[Reader], _T]) -> _T:
         result = decode(fast)
     except (Irregular, InvalidInput):
         return decode(ExactReader(body))
-    # Every array that `decode` saw is counted: one more bracket is an array among numbers.
-    if fast.arrays != body.count(b"["):
+    # What `decode` saw is counted.  One more bracket is an array among numbers, one more colon
+    # a key that stood twice in an object, or a text that was not read.
+    if fast.arrays != body.count(b"[") or fast.colons != body.count(b":"):
         return decode(ExactReader(body))
     return result
 
@@ -65,10 +66,11 @@ class Irregular(Exception):
 
 
 class SimdjsonReader:
-    """Reads through simdjson; `arrays` counts the arrays it has looked into."""
+    """Reads through simdjson; counts the arrays it has looked into, and the colons it has seen."""
 
     def __init__(self, body: bytes) -> None:
         self.arrays = 0
+        self.colons = 0
         try:
             self._document = _parse(body)
         except (ValueError, RuntimeError) as error:
@@ -126,10 +128,26 @@ class SimdjsonReader:
                 node = node.as_list()
             elif isinstance(node, simdjson.Object):
                 node = node.as_dict()
-            self.arrays += _count_arrays(node)
+            self._count(node)
         except RecursionError as error:
             raise Irregular from error
         return node
+
+    def _count(self, value: object) -> None:
+        """Count what the text of a value holds: simdjson keeps the last of equal keys only."""
+        match value:
+            case str():
+                self.colons += value.count(":")
+            case list():
+                self.arrays += 1
+                for item in value:
+                    if isinstance(item, list | dict | str):
+                        self._count(item)
+            case dict():
+                self.colons += len(value)
+                for key, item in value.items():
+                    self._count(key)
+                    self._count(item)
 
     def _members(self, node: Node) -> dict[str, Node]:
         if not isinstance(node, simdjson.Object):
@@ -138,6 +156,7 @@ class SimdjsonReader:
         # simdjson looks a key up by going through all before it.
         if not keys or len(set(keys)) != len(keys):
             raise Irregular
+        self.colons += len(keys) + sum(key.count(":") for key in keys)
         try:
             return {key: node[key] for key in keys}  # `items()` would make Python's own of all
         except KeyError as error:  # simdjson does not find a key that holds U+0000
@@ -155,13 +174,3 @@ def _parse(body: bytes) -> Any:
     except RuntimeError:  # something still looks at the last document
         _kept.parser = simdjson.Parser()
         return _kept.parser.parse(body)
-
-
-def _count_arrays(value: object) -> int:
-    match value:
-        case list():
-            return 1 + sum(_count_arrays(item) for item in value if isinstance(item, list | dict))
-        case dict():
-            return sum(_count_arrays(item) for item in value.values())
-        case _:
-            return 0
