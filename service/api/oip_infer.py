@@ -5,10 +5,11 @@ from typing import Final
 from service.api.infer import AdmittedCall, Reply, start
 from service.api.server import Server
 from service.codecs import attention_json, oip_request, oip_response
+from service.codecs.names import check_parameters
 from service.codecs.offload import Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
-from service.codecs.options import from_query
+from service.codecs.options import header_timeout
 from service.inference.calls import Answer
 from service.inference.models import Model
 from service.telemetry.statistics import ModelStatistics
@@ -34,7 +35,8 @@ async def read_call(
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
     _, with_weights = oip_request.split_model_name(name)
-    timeout_s = from_query([], exchange.headers).get("timeout_s")
+    check_parameters((key for key, _ in exchange.query()), (), "query")
+    timeout_s = header_timeout(exchange.headers)
     json_bytes = oip_request.json_size(
         exchange.headers.get(oip_request.HEADER_LENGTH), len(content)
     )
@@ -44,7 +46,7 @@ async def read_call(
         content,
         json_bytes,
         with_weights,
-        timeout_s if isinstance(timeout_s, float) else None,
+        timeout_s,
     )
     places = {tensor: server.shared_memory.place(slot) for tensor, slot in request.slots.items()}
     if request.borrowed:

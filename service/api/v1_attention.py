@@ -7,7 +7,7 @@ from service.api.infer import AdmittedCall, Reply, model_of, start
 from service.api.server import Server
 from service.codecs import attention_json, attention_safetensors
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
-from service.codecs.options import from_query
+from service.codecs.options import from_texts, header_timeout
 from service.errors import NotAcceptable, UnsupportedMediaType
 from service.inference.calls import Answer
 from service.transport.exchange import Exchange
@@ -26,7 +26,9 @@ class AttentionFormat:
     request: str
     answer: str
     options: dict[str, object]
-    """Those of the query and the headers, not yet checked; the body's win."""
+    """Those of the query, not yet checked."""
+    timeout_s: float | None
+    """That of the header, for a call that names none."""
 
 
 def format_of(exchange: Exchange) -> AttentionFormat:
@@ -41,7 +43,8 @@ def format_of(exchange: Exchange) -> AttentionFormat:
     headers = exchange.headers
     request = _request_format(headers.get("content-type", ""))
     answer = _answer_format(headers.get("accept", ""), request)
-    return AttentionFormat(request, answer, from_query(exchange.query(), headers))
+    options = from_texts(exchange.query(), "query")
+    return AttentionFormat(request, answer, options, header_timeout(headers))
 
 
 async def read_call(
@@ -54,15 +57,16 @@ async def read_call(
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
     is_single = False
+    outer = formats.options, server.limits, formats.timeout_s
     if formats.request == attention_json.MEDIA_TYPE:
         size = Size(json_bytes=len(content))
         tensors, options, is_single = await server.offload.decode(
-            size, attention_json.decode, content, formats.options, server.limits
+            size, attention_json.decode, content, *outer
         )
     else:
         size = Size(raw_bytes=len(content))
         tensors, options = await server.offload.decode(
-            size, attention_safetensors.decode, content, formats.options, server.limits
+            size, attention_safetensors.decode, content, *outer
         )
     model = model_of(server, exchange.record, options.model)
     return start(server, exchange.record, model, tensors, options), is_single

@@ -60,7 +60,7 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     if padded > limits.max_tokens:
         raise TooLarge(
             f"call: at most {limits.max_tokens} queries and keys with their padding,"
-            f" got {rows} sequences of {length} and {keys}: {padded}"
+            f" got {rows} sequences of {length} and {keys}: {padded}; send fewer at once"
         )
     if options.causal and layer.is_cross:
         raise InvalidInput("causal: expected false for a cross-attention layer, got true")
@@ -162,13 +162,15 @@ def check_size(name: str, rows: int, length: int, limits: Limits) -> None:
         TooLarge: too many sequences, too long ones, or too many tokens together.
     """
     if rows > limits.max_rows:
-        raise TooLarge(f"{name}: at most {limits.max_rows} sequences, got {rows}")
+        raise TooLarge(
+            f"{name}: at most {limits.max_rows} sequences, got {rows}; send fewer at once"
+        )
     if length > limits.max_length:
         raise TooLarge(f"{name}: at most {limits.max_length} tokens long, got {length}")
     if rows * length > limits.max_tokens:
         raise TooLarge(
             f"{name}: at most {limits.max_tokens} tokens with their padding,"
-            f" got {rows} sequences of {length}"
+            f" got {rows} sequences of {length}; send fewer at once"
         )
 
 
@@ -240,7 +242,7 @@ def _check_heads(heads: tuple[int, ...] | None, layer: LayerConfig) -> None:
     last = layer.num_heads - 1
     odd = next((head for head in heads if not 0 <= head <= last), None)
     if odd is not None:
-        told = odd if abs(odd) < 2**31 else "a number without measure"
+        told = odd if abs(odd) < 2**31 else "a larger number"
         raise InvalidInput(f"weights: expected heads from 0 to {last}, got {told}")
     if len(set(heads)) < len(heads):
         twice = next(head for i, head in enumerate(heads) if head in heads[:i])
@@ -253,7 +255,8 @@ def _check_answer(
     size = _answer_bytes(rows, length, keys, layer, weights=options.weights, heads=options.heads)
     if size > limits.max_answer_bytes:
         raise TooLarge(
-            f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {size}"
+            f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {size}, counted"
+            " as FP32; send fewer sequences at once, or ask for fewer heads' weights"
         )
 
 
@@ -283,4 +286,5 @@ def _check_finite(tensors: Tensors) -> None:
     for name, tensor in floats.items():
         if tensor is not None and not np.isfinite(tensor).all():
             place = np.argwhere(~np.isfinite(tensor))[0].tolist()
-            raise InvalidInput(f"{name}: expected finite numbers, got another at {place}")
+            found = tensor[tuple(place)]
+            raise InvalidInput(f"{name}: expected finite numbers, got {found} at {place}")

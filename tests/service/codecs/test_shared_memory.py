@@ -573,7 +573,7 @@ def test_register_mistake_is_named(
         (b"", 400, "body: expected a JSON object, got nothing"),
         (b"[]", 400, "body: expected a JSON object, got an array"),
         (b"{", 400, "body: expected JSON, got a mistake"),
-        (b"\xff", 400, "body: expected UTF-8"),
+        (b"\xff", 400, "body: expected JSON in UTF-8"),
         (b"[" * 50_000, 400, "body: expected less deeply nested JSON"),
         (b" " * 70_000, 413, "body: at most 65536 bytes"),
     ],
