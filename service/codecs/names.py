@@ -61,7 +61,7 @@ _TEXT: Final = (
 )
 
 _WEIGHTS: Final = (
-    "ask for attention weights by weights true at /v1/attention, or by the model <name>-weights"
+    "ask for attention weights with weights true at /v1/attention, or of the model <name>-weights"
     " in /v2; they come for each head, not averaged"
 )
 
@@ -87,14 +87,19 @@ _OF_A_CALL: Final = {
     _FULL: "attn_mask src_mask tgt_mask memory_mask self_attn_mask attn_bias attention_bias"
     " position_bias",
     _ONES: "attention_mask encoder_attention_mask decoder_attention_mask"
-    " cross_attention_mask input_mask query_mask value_mask key_mask mask",
+    " cross_attention_mask input_mask query_mask value_mask key_mask",
     "say head_mask [H] or [B, H] of one layer: 1 keeps a head, 0 switches it off, as in"
     " Hugging Face": "layer_head_mask cross_attn_head_mask decoder_head_mask",
     _CAUSAL: "is_causal tgt_is_causal memory_is_causal causal_mask use_causal_mask is_decoder",
     _WEIGHTS: "need_weights average_attn_weights output_attentions return_attention_scores"
     " return_attentions attention_weights attentions return_weights output_attention_weights",
-    "the answer always holds the layer's output, and no other hidden state": "output_hidden_states"
-    " return_dict",
+    'say weights {"heads": [0, 3]} in JSON, weights=0,3 or heads=0,3 in the query and in'
+    " the metadata of safetensors, and parameters.heads in /v2; heads are numbered from 0": HEADS
+    + " head head_index head_indices",
+}
+"""The masks and options of an attention layer, by sentence."""
+
+_OF_TENSORS: Final = {
     _EMBEDDINGS: "hidden_states hidden_state inputs_embeds input_embeds embedding x src tgt"
     " last_hidden_state embeds",
     "say embeddings [B, S, E] for the queries; " + _MEMORY: "query queries q query_states",
@@ -105,14 +110,13 @@ _OF_A_CALL: Final = {
     _STATELESS: "past_key_value past_key_values use_cache layer_past cache_position"
     " incremental_state static_k static_v cache",
     "weights carry no dropout": "dropout dropout_p training",
-    'say weights {"heads": [0, 3]} in JSON, weights=0,3 or heads=0,3 in the query and in'
-    " the metadata of safetensors, and parameters.heads in /v2; heads are numbered from 0": HEADS
-    + " head head_index head_indices",
+    "the answer always holds the layer's output, and no other hidden state": "output_hidden_states"
+    " return_dict",
     "sequences of a batch may differ in length: in JSON each has its own; in safetensors"
     " they lie one after the other beside lengths [B]": "lengths memory_lengths seq_lens seqlens"
     " cu_seqlens sequence_lengths",
 }
-"""What means something to an attention layer, by sentence."""
+"""What else goes into an attention layer, or with it through a model, by sentence."""
 
 _OF_OTHER_APIS: Final = {
     _TEXT: "text texts input prompt messages content query_text sentences document documents",
@@ -150,7 +154,7 @@ def _by_name(sentences: dict[str, str]) -> dict[str, str]:
 
 _CALL_SENTENCES: Final = _by_name(_OF_A_CALL)
 
-SENTENCES: Final = _by_name(_OF_OTHER_APIS) | _CALL_SENTENCES
+SENTENCES: Final = _by_name(_OF_OTHER_APIS) | _by_name(_OF_TENSORS) | _CALL_SENTENCES
 """What is answered to a foreign name, by the name in lower case without punctuation."""
 
 
@@ -175,16 +179,17 @@ def check_names(found: Iterable[str], known: Iterable[str], where: str) -> None:
 
 def check_parameters(found: Iterable[str], known: Iterable[str], where: str) -> None:
     """
-    Return when no name means something to an attention layer that it does not do here.
+    Return when no name is that of a mask or an option, which would be passed over.
 
-    For the protocol's parameters and query, where unknown names are passed over.
+    For the protocol's parameters and query, where unknown names are not refused.
 
     Raises:
         InvalidInput: names the first one that does, and what to send instead.
     """
     for name in found:
+        spelt = _spelt_alike(name[:64])
         if name not in known and (
-            _own(name) is not None or _spelt_alike(name[:64]) in _CALL_SENTENCES
+            _own(name) is not None or "mask" in spelt or spelt in _CALL_SENTENCES
         ):
             check_names([name], known, where)
 
@@ -192,7 +197,10 @@ def check_parameters(found: Iterable[str], known: Iterable[str], where: str) -> 
 def _own(name: str) -> str | None:
     """Say where a name of ours belongs that stands in another place."""
     if name in INPUTS:
-        return "it is a tensor: send it in the body; in /v2 as one of the inputs"
+        return (
+            "it is a tensor: send it in the body of /v1/attention, or as one of the inputs of"
+            " /v2/models/{name}/infer"
+        )
     if name == "weights":
         return _WEIGHTS
     if name in OPTIONS:

@@ -6,6 +6,7 @@ they are texts, of the same names and meanings.  What is said in two places must
 only the header's time limit is a default that the others override.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -85,7 +86,8 @@ def combined(
     """
     for key, value in inner.items():
         if outer.get(key, value) != value:
-            raise InvalidInput(f"{key}: expected the same in {places}, got two values")
+            found = " and ".join(json.dumps(one)[:64] for one in (value, outer[key]))
+            raise InvalidInput(f"{key}: expected the same in {places}, got {found}")
     return {**outer, **inner}
 
 

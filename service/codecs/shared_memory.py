@@ -228,7 +228,9 @@ class SharedMemory:
     def _region(self, name: str) -> Region:
         region = self._regions.get(name)
         if region is None:
-            raise NotFound(f"{_shown(name)}: no region of that name is registered")
+            raise NotFound(
+                f"{_shown(name)}: no region of that name is registered; register it first"
+            )
         return region
 
 

@@ -231,9 +231,13 @@ def _check_pair_mask(mask: Bools, rows: int, heads: int, length: int, keys: int)
     )
     if not fits:
         raise InvalidInput(
-            f"{PAIR_MASK}: expected [{rows} or 1, {heads} or 1, {length}, {keys}]"
+            f"{PAIR_MASK}: expected [{_or_one(rows)}, {_or_one(heads)}, {length}, {keys}]"
             f" (batch, heads, queries, keys), got {list(mask.shape)}"
         )
+
+
+def _or_one(size: int) -> str:
+    return "1" if size == 1 else f"{size} or 1"
 
 
 def _check_heads(heads: tuple[int, ...] | None, layer: LayerConfig) -> None:
