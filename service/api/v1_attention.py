@@ -92,7 +92,8 @@ def _request_format(content_type: str) -> str:
     if media_type == attention_safetensors.MEDIA_TYPE:
         return media_type
     raise UnsupportedMediaType(
-        f"header Content-Type: expected {' or '.join(_FORMATS)}, got {media_type[:64]!r}"
+        f"header Content-Type: expected {attention_json.MEDIA_TYPE} for JSON or"
+        f" {attention_safetensors.MEDIA_TYPE} for safetensors, got {media_type[:64]!r}"
     )
 
 

@@ -54,7 +54,7 @@ INPUTS: Final = {
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
 FLOAT_MASK: Final = (
-    "; of a float mask that is added to the scores (0 and -inf) send the booleans mask == 0"
+    "of a float mask that is added to the scores (0 and -inf) send the booleans mask == 0"
 )
 """What to do with the additive masks of PyTorch and Hugging Face."""
 
@@ -81,7 +81,7 @@ def check_datatype(
     expected = f"{names.get(wanted, wanted)} (also read: {others})"
     if wanted == BOOL:
         expected = f"{names.get(BOOL, BOOL)} or whole numbers 0 and 1 ({others})"
-    hint = FLOAT_MASK if wanted == BOOL and datatype in FLOATS else ""
+    hint = f"; {FLOAT_MASK}" if wanted == BOOL and datatype in FLOATS else ""
     raise InvalidInput(f"{where}: expected {expected}, got {names.get(datatype, datatype)!r}{hint}")
 
 

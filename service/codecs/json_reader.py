@@ -231,7 +231,7 @@ def _refuse_leaf(
     place = where + nested.place(odd)
     if isinstance(leaves[odd], _Overflow) or (type(leaves[odd]) is int and to_array is _to_floats):
         _refuse_beyond(place)
-    hint = FLOAT_MASK if to_array is to_bools and type(leaves[odd]) is float else ""
+    hint = f"; {FLOAT_MASK}" if to_array is to_bools and type(leaves[odd]) is float else ""
     raise InvalidInput(f"{place}: expected {_WANTED[to_array]}, got {shown(leaves[odd])}{hint}")
 
 
@@ -251,7 +251,7 @@ def _to_floats(leaves: list[Any]) -> npt.NDArray[np.float64] | None:
 
 def to_bools(leaves: list[Any]) -> npt.NDArray[np.bool_] | None:
     """Return leaves that are all booleans, or 0 and 1, as an array; None = one is not."""
-    kinds = {type(leaf) for leaf in leaves}
+    kinds = set(map(type, leaves))
     is_mask = kinds <= {bool} or (kinds <= {bool, int} and set(leaves) <= {0, 1})
     return np.array(leaves, np.bool_) if is_mask else None
 

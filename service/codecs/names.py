@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from service.codecs.checks import check_known
-from service.codecs.datatypes import INPUTS
+from service.codecs.datatypes import FLOAT_MASK, INPUTS
 from service.errors import InvalidInput
 
 OPTIONS: Final = ("model", "weights", "causal", "timeout_s", "priority")
@@ -24,20 +24,18 @@ HEADS: Final = "heads"
 
 _INVERTED: Final = "true hides in PyTorch and takes part here, so invert it (~mask)"
 
-_ADDED: Final = "of a float mask that is added to the scores (0 and -inf) send mask == 0"
-
-_PADDING: Final = "say attend_mask [B, T], booleans or 0 and 1, one a key: " + _INVERTED
+_PADDING: Final = "send attend_mask [B, T], booleans or 0 and 1, one a key: " + _INVERTED
 
 _FULL: Final = (
-    "say pair_mask [B or 1, H or 1, S, T], booleans or 0 and 1, one a query and key:"
+    "send pair_mask [B or 1, H or 1, S, T], booleans or 0 and 1, one a query and key:"
     f" {_INVERTED} (scaled_dot_product_attention alone has true = takes part, as here);"
-    f" [S, T] becomes [1, 1, S, T]; {_ADDED}"
+    f" [S, T] becomes [1, 1, S, T], and [B * H, S, T] becomes [B, H, S, T]; {FLOAT_MASK}"
 )
 
 _ONES: Final = (
-    "say attend_mask [B, T] for padding (Hugging Face's 1 = takes part is the same here), or"
+    "send attend_mask [B, T] for padding (Hugging Face's 1 = takes part is the same here), or"
     " pair_mask [B or 1, H or 1, S, T] for a mask of queries by keys (true = this query may"
-    f" attend to this key); nothing is inverted; {_ADDED}"
+    f" attend to this key); nothing is inverted; {FLOAT_MASK}"
 )
 
 MASKS_IN_GENERAL: Final = (
@@ -47,11 +45,11 @@ MASKS_IN_GENERAL: Final = (
 )
 
 _EMBEDDINGS: Final = (
-    "say embeddings [B, S, E]: the numbers that enter the attention layer (a hidden state)"
+    "send embeddings [B, S, E]: the numbers that enter the attention layer (a hidden state)"
 )
 
 _MEMORY: Final = (
-    "say memory [B, T, M], the one source of keys and values of a cross-attention layer; a"
+    "send memory [B, T, M], the one source of keys and values of a cross-attention layer; a"
     " self-attention layer takes them from embeddings"
 )
 
@@ -88,7 +86,7 @@ _OF_A_CALL: Final = {
     " position_bias",
     _ONES: "attention_mask encoder_attention_mask decoder_attention_mask"
     " cross_attention_mask input_mask query_mask value_mask key_mask",
-    "say head_mask [H] or [B, H] of one layer: 1 keeps a head, 0 switches it off, as in"
+    "send head_mask [H] or [B, H] of one layer: 1 keeps a head, 0 switches it off, as in"
     " Hugging Face": "layer_head_mask cross_attn_head_mask decoder_head_mask",
     _CAUSAL: "is_causal tgt_is_causal memory_is_causal causal_mask use_causal_mask is_decoder",
     _WEIGHTS: "need_weights average_attn_weights output_attentions return_attention_scores"
@@ -102,7 +100,7 @@ _OF_A_CALL: Final = {
 _OF_TENSORS: Final = {
     _EMBEDDINGS: "hidden_states hidden_state inputs_embeds input_embeds embedding x src tgt"
     " last_hidden_state embeds",
-    "say embeddings [B, S, E] for the queries; " + _MEMORY: "query queries q query_states",
+    "send embeddings [B, S, E] for the queries; " + _MEMORY: "query queries q query_states",
     _MEMORY: "key keys value values k v key_states value_states key_value_states"
     " encoder_hidden_states encoder_outputs encoder_output context kv",
     _TEXT: "input_ids token_ids tokens decoder_input_ids",
@@ -158,6 +156,24 @@ SENTENCES: Final = _by_name(_OF_OTHER_APIS) | _by_name(_OF_TENSORS) | _CALL_SENT
 """What is answered to a foreign name, by the name in lower case without punctuation."""
 
 
+_OWN: Final = {
+    **dict.fromkeys(
+        INPUTS,
+        "it is a tensor: send it in the body of /v1/attention, or as one of the inputs of"
+        " /v2/models/{name}/infer",
+    ),
+    **dict.fromkeys(
+        OPTIONS,
+        "it is an option: send it in the query of /v1/attention, in the metadata of safetensors,"
+        " beside embeddings in JSON, or in the parameters of /v2",
+    ),
+    "weights": _WEIGHTS,
+    "timeout_s": "it is an option of /v1/attention; in /v2 say parameters.timeout, in"
+    " microseconds, or X-Request-Timeout-S",
+}
+"""What is answered to a name of ours that stands in another place than its own."""
+
+
 def check_names(found: Iterable[str], known: Iterable[str], where: str) -> None:
     """
     Return when every name of a call is known.
@@ -169,9 +185,7 @@ def check_names(found: Iterable[str], known: Iterable[str], where: str) -> None:
     if all(map(known.__contains__, found)):
         return
     unknown = next(name for name in found if name not in known)
-    sentence = _own(unknown) or SENTENCES.get(_spelt_alike(unknown[:64]))
-    if sentence is None and "mask" in unknown[:64].lower():
-        sentence = MASKS_IN_GENERAL
+    sentence = _sentence(unknown)
     if sentence is not None:
         raise InvalidInput(f"{where}: unknown key {unknown[:64]!r}: {sentence}")
     check_known(found, known, where, suggested=[name for name in known if "mask" not in name])
@@ -184,28 +198,18 @@ def check_parameters(found: Iterable[str], known: Iterable[str], where: str) -> 
     For the protocol's parameters and query, where unknown names are not refused.
 
     Raises:
-        InvalidInput: names the first one that does, and what to send instead.
+        InvalidInput: names the first one that is, and what to send instead.
     """
     for name in found:
+        if name in known or name == "model":  # the path names the model
+            continue
         spelt = _spelt_alike(name[:64])
-        if name not in known and (
-            _own(name) is not None or "mask" in spelt or spelt in _CALL_SENTENCES
-        ):
-            check_names([name], known, where)
+        if name in _OWN or spelt in _CALL_SENTENCES or "mask" in spelt:
+            raise InvalidInput(f"{where}: unknown key {name[:64]!r}: {_sentence(name)}")
 
 
-def _own(name: str) -> str | None:
-    """Say where a name of ours belongs that stands in another place."""
-    if name in INPUTS:
-        return (
-            "it is a tensor: send it in the body of /v1/attention, or as one of the inputs of"
-            " /v2/models/{name}/infer"
-        )
-    if name == "weights":
-        return _WEIGHTS
-    if name in OPTIONS:
-        return (
-            "it is an option: send it in the query, in the metadata of safetensors, beside"
-            " embeddings in JSON, or in the parameters of /v2"
-        )
-    return None
+def _sentence(name: str) -> str | None:
+    """Return what is answered to a name that is not read where it stands."""
+    spelt = _spelt_alike(name[:64])
+    sentence = _OWN.get(name) or SENTENCES.get(spelt)
+    return MASKS_IN_GENERAL if sentence is None and "mask" in spelt else sentence

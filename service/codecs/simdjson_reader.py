@@ -37,6 +37,9 @@ _KEPT_BYTES: Final = 16 * 2**20
 
 _kept = threading.local()
 
+_HOLD_MORE: Final = {list, dict, str}
+"""The types of values whose text may hold brackets and colons."""
+
 _T = TypeVar("_T")
 
 
@@ -150,8 +153,8 @@ class SimdjsonReader:
                 self.colons += value.count(":")
             case list():
                 self.arrays += 1
-                for item in value:
-                    if isinstance(item, list | dict | str):
+                if not _HOLD_MORE.isdisjoint(map(type, value)):
+                    for item in value:
                         self._count(item)
             case dict():
                 self.colons += len(value)

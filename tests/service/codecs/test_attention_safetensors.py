@@ -40,7 +40,7 @@ BOOLS = np.ones(3, bool)
         (dense(embeddings=np.zeros((0, 4, 8), np.float32)), "at least one sequence of at least"),
         (dense(embeddings=np.zeros((2, 0, 8), np.float32)), "at least one sequence of at least"),
         (dense(embedings=BOOLS), "body: unknown key 'embedings'; did you mean embeddings?"),
-        (dense(attention_mask=BOOLS), "unknown key 'attention_mask': say attend_mask [B, T]"),
+        (dense(attention_mask=BOOLS), "unknown key 'attention_mask': send attend_mask [B, T]"),
         (
             dense(attend_mask=np.ones((1, 2), np.float32)),
             "attend_mask: expected BOOL or whole numbers 0 and 1 (I8, I16, I32, I64, U8, U16, U32,"

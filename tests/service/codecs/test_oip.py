@@ -146,7 +146,7 @@ def test_infer_binary_at_any_offset_is_right(server: Server, layers: Layers, spa
         ({"inputs": [1]}, "inputs[0]: expected an object, got a number"),
         ({"inputs": tensor(name=None)}, "inputs[0].name: expected a string, got null"),
         ({"inputs": tensor(name="x")}, "inputs[0]: unknown key 'x'"),
-        ({"inputs": tensor(name="attention_mask")}, "say attend_mask [B, T]"),
+        ({"inputs": tensor(name="attention_mask")}, "send attend_mask [B, T]"),
         ({"inputs": tensor() * 2}, "inputs[1]: expected each input once, got embeddings twice"),
         ({"inputs": tensor(shape="-1")}, "inputs[0].shape: expected an array of whole numbers"),
         ({"inputs": tensor(shape=[1, -2, 8])}, "inputs[0].shape: expected an array of whole"),
