@@ -80,10 +80,14 @@ _POSITIONS: Final = (
 )
 
 _OF_A_CALL: Final = {
-    _PADDING: "key_padding_mask src_key_padding_mask tgt_key_padding_mask"
-    " memory_key_padding_mask padding_mask encoder_padding_mask",
-    _FULL: "attn_mask src_mask tgt_mask memory_mask self_attn_mask attn_bias attention_bias"
-    " position_bias",
+    _PADDING: "key_padding_mask src_key_padding_mask tgt_key_padding_mask memory_key_padding_mask",
+    "send attend_mask [B, T], booleans or 0 and 1, where true or 1 = this key takes part; a mask"
+    " that is true for padding, as in PyTorch and fairseq, is inverted (~mask)": "padding_mask"
+    " encoder_padding_mask pad_mask",
+    _FULL: "attn_mask src_mask tgt_mask memory_mask self_attn_mask",
+    "nothing is added to the scores; of a bias of 0 and -inf send pair_mask"
+    " [B or 1, H or 1, S, T] = bias == 0": "attn_bias attention_bias position_bias"
+    " relative_position_bias",
     _ONES: "attention_mask encoder_attention_mask decoder_attention_mask"
     " cross_attention_mask input_mask query_mask value_mask key_mask",
     "send head_mask [H] or [B, H] of one layer: 1 keeps a head, 0 switches it off, as in"
@@ -121,7 +125,7 @@ _OF_OTHER_APIS: Final = {
     _GENERATION: "n temperature top_p top_k max_tokens max_new_tokens max_completion_tokens stop"
     " stream seed frequency_penalty presence_penalty logprobs tools response_format"
     " generation_config",
-    "answers are arrays of FP32, one a token": "encoding_format dimensions",
+    "the answer has an array of numbers for each token": "encoding_format dimensions",
     "no user is told apart; X-Request-ID marks a call": "user id request_id",
     _PROTOCOL: "inputs outputs parameters data shape datatype instances",
     "say model": "model_name model_id engine deployment",

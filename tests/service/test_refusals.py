@@ -108,7 +108,7 @@ async def answers(repository: Path, tracer: Tracer) -> list[httpx.Response]:
         ]
     finally:
         sys.settrace(before)
-        threading.settrace(before)  # type: ignore[arg-type]
+        threading.settrace(before)
 
 
 def unreached(tracer: Tracer) -> set[str]:

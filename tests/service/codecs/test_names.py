@@ -70,7 +70,9 @@ INVERTED = "invert it (~mask)"
 
 MEANINGS: list[tuple[str, tuple[str, ...]]] = [
     *((n, ("attend_mask [B, T]", INVERTED)) for n in ("key_padding_mask", "keyPaddingMask")),
-    *((n, ("attend_mask [B, T]", INVERTED)) for n in ("src_key_padding_mask", "padding_mask")),
+    *((n, ("attend_mask [B, T]", INVERTED)) for n in ("src_key_padding_mask",)),
+    ("padding_mask", ("attend_mask [B, T]", "true for padding", "inverted (~mask)")),
+    ("attn_bias", ("nothing is added", "pair_mask", "bias == 0")),
     ("memory_key_padding_mask", ("attend_mask [B, T]", INVERTED)),
     *((n, ("pair_mask [B or 1, H or 1, S, T]", INVERTED)) for n in ("attn_mask", "src_mask")),
     ("memory_mask", ("pair_mask", INVERTED, "mask == 0")),

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.inference.artifact import read_graph
 from service.inference.calls import Inputs
 from service.inference.engine import OnnxEngine, full_mask
-from tests.service.inference.test_engine import read_graph
 from tests.support.calls import TOLERANCE
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import Server
@@ -71,8 +71,8 @@ def test_token_that_is_not_finite_spoils_only_queries_that_attend_to_it(
     mask = full_mask(inputs)
     assert mask is not None
     memory = inputs.embeddings if inputs.memory is None else inputs.memory
-    odd_queries = ~np.isfinite(inputs.embeddings).all(-1)
-    odd_keys = ~np.isfinite(memory).all(-1)
+    odd_queries = np.asarray(~np.isfinite(inputs.embeddings).all(-1))
+    odd_keys = np.asarray(~np.isfinite(memory).all(-1))
     rows, length = odd_queries.shape
     clean = layers.formula(model)(
         np.where(odd_queries[..., None], 0, inputs.embeddings),
