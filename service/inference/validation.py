@@ -7,7 +7,7 @@ E embed_dim, M memory width, H heads.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class Tensors:
     head_mask: Floats | None = None
     lengths: Lengths | None = None
     memory_lengths: Lengths | None = None
+    is_single: bool = field(default=False, init=False)
+    """One sequence, given one rank lower: messages show shapes as they came."""
 
 
 def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limits) -> Call:
@@ -52,7 +54,8 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
         InvalidInput: a tensor is missing, unwanted or of the wrong shape.
         TooLarge: above a limit.
     """
-    _check_shape(EMBEDDINGS, tensors.embeddings, ("B", "S", layer.embed_dim))
+    single = tensors.is_single
+    _check_shape(EMBEDDINGS, tensors.embeddings, ("B", "S", layer.embed_dim), single=single)
     rows, length, _ = tensors.embeddings.shape
     _check_limits(rows, length, limits)
     keys = _check_memory(tensors, layer, limits)
@@ -65,9 +68,9 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     if options.causal and layer.is_cross:
         raise InvalidInput("causal: expected false for a cross-attention layer, got true")
     if tensors.attend_mask is not None:
-        _check_shape(ATTEND_MASK, tensors.attend_mask, (rows, keys))
+        _check_shape(ATTEND_MASK, tensors.attend_mask, (rows, keys), single=single)
     if tensors.pair_mask is not None:
-        _check_pair_mask(tensors.pair_mask, rows, layer.num_heads, length, keys)
+        _check_pair_mask(tensors, tensors.pair_mask, layer.num_heads, keys)
     head_mask = tensors.head_mask
     if head_mask is not None:
         expected = (layer.num_heads,) if head_mask.ndim == 1 else (rows, layer.num_heads)
@@ -177,23 +180,28 @@ def check_size(name: str, rows: int, length: int, limits: Limits) -> None:
 def add_batch_axis(tensors: Tensors) -> Tensors:
     """Return the tensors of one sequence, given one rank lower, as a batch of one."""
     memory, attend_mask, pair_mask = tensors.memory, tensors.attend_mask, tensors.pair_mask
-    return replace(
+    batch = replace(
         tensors,
         embeddings=tensors.embeddings[None],
         memory=None if memory is None else memory[None],
         attend_mask=None if attend_mask is None else attend_mask[None],
         pair_mask=None if pair_mask is None else pair_mask[None],
     )
+    batch.is_single = True
+    return batch
 
 
-def _check_shape(name: str, tensor: Floats | Bools, expected: tuple[int | str, ...]) -> None:
+def _check_shape(
+    name: str, tensor: Floats | Bools, expected: tuple[int | str, ...], *, single: bool
+) -> None:
+    """Refuse another shape; it is shown as it came, so for a single sequence without [B]."""
     fits = tensor.ndim == len(expected) and all(
         isinstance(want, str) or have == want
         for have, want in zip(tensor.shape, expected, strict=True)
     )
     if not fits:
-        wanted = ", ".join(str(axis) for axis in expected)
-        raise InvalidInput(f"{name}: expected [{wanted}], got {list(tensor.shape)}")
+        wanted = ", ".join(str(axis) for axis in expected[single:])
+        raise InvalidInput(f"{name}: expected [{wanted}], got {list(tensor.shape[single:])}")
 
 
 def _check_limits(rows: int, length: int, limits: Limits) -> None:
@@ -216,7 +224,8 @@ def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
         raise InvalidInput(
             f"{MEMORY}: expected [B, T, {layer.memory_dim}] for a cross-attention layer, got none"
         )
-    _check_shape(MEMORY, tensors.memory, (rows, "T", layer.memory_dim))
+    expected = (rows, "T", layer.memory_dim)
+    _check_shape(MEMORY, tensors.memory, expected, single=tensors.is_single)
     keys = tensors.memory.shape[1]
     if keys < 1:
         raise InvalidInput(f"{MEMORY}: expected at least one key, got none")
@@ -224,15 +233,19 @@ def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
     return int(keys)
 
 
-def _check_pair_mask(mask: Bools, rows: int, heads: int, length: int, keys: int) -> None:
+def _check_pair_mask(tensors: Tensors, mask: Bools, heads: int, keys: int) -> None:
+    rows, length, _ = tensors.embeddings.shape
+    single = tensors.is_single
     fits = mask.ndim == 4 and all(
         have in want
         for have, want in zip(mask.shape, ({1, rows}, {1, heads}, {length}, {keys}), strict=True)
     )
     if not fits:
+        sizes = [_or_one(rows), _or_one(heads), str(length), str(keys)]
+        axes = ["batch", "heads", "queries", "keys"]
         raise InvalidInput(
-            f"{PAIR_MASK}: expected [{_or_one(rows)}, {_or_one(heads)}, {length}, {keys}]"
-            f" (batch, heads, queries, keys), got {list(mask.shape)}"
+            f"{PAIR_MASK}: expected [{', '.join(sizes[single:])}] ({', '.join(axes[single:])}),"
+            f" got {list(mask.shape[single:])}"
         )
 
 
