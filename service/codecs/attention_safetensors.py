@@ -90,11 +90,13 @@ def decode(
     if packed:
         check_size(LENGTHS, tensors[LENGTHS].count, 1, limits)
         known += tuple(f"{PAIR_MASK}.{i}" for i in range(tensors[LENGTHS].count))
+    else:
+        of_packed = (name for name in tensors if name.startswith((MEMORY_LENGTHS, f"{PAIR_MASK}.")))
+        if (name := next(of_packed, None)) is not None:
+            raise InvalidInput(f"{LENGTHS}: expected beside {name[:64]}, got none")
     check_names(tensors, known, "body")
     if EMBEDDINGS not in tensors:
         raise InvalidInput(f"{EMBEDDINGS}: expected a tensor of that name, got {_listed(tensors)}")
-    if MEMORY_LENGTHS in tensors and not packed:
-        raise InvalidInput(f"{LENGTHS}: expected beside {MEMORY_LENGTHS}, got none")
     return (_packed(tensors, limits) if packed else _dense(tensors)), options
 
 

@@ -147,7 +147,8 @@ def _needs_more_digits(numbers: npt.NDArray[Any]) -> Bools:
         sizes = np.abs(numbers.astype(np.int64)).view(np.uint64)
     else:
         sizes = numbers.astype(np.uint64)
-    lowest_one = sizes & (~sizes + np.uint64(1))
+    with np.errstate(over="ignore"):  # of a tensor without axes numpy would say so
+        lowest_one = sizes & (~sizes + np.uint64(1))
     return (sizes >> _FP32_BITS) >= np.maximum(lowest_one, np.uint64(1))
 
 

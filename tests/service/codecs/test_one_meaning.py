@@ -8,11 +8,16 @@ import httpx
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from loadtest import oip
-from service.codecs.datatypes import INTEGERS
+from service.codecs import attention_safetensors
+from service.codecs.datatypes import INPUTS, INTEGERS
+from service.errors import InvalidInput, TooLarge
+from service.inference.validation import Limits
 from tests.support.layers import Layers
 from tests.support.server import Server
 
@@ -219,3 +224,45 @@ def test_protocol_answer_names_a_subset_of_heads(server: Server, is_binary: bool
         assert answer(None, heads=[1])["parameters"] == {"heads": "1"}
         assert "parameters" not in answer(None)
         assert "parameters" not in answer(["output"], heads=[1])
+
+
+SIZES = {d: np.dtype(t).itemsize for d, t in DTYPES.items()} | {
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "C64": 8,
+}
+NAMES = [*INPUTS, "lengths", "memory_lengths", "pair_mask.0"]
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    """Draw a right safetensors file: any datatype, shape and bytes, under names of ours."""
+    header: dict[str, Any] = {}
+    content = b""
+    others = st.lists(st.sampled_from(NAMES[1:]), unique=True, max_size=3)
+    for name in ["embeddings", *draw(others)]:
+        datatype = draw(st.sampled_from(sorted(SIZES)))
+        shape = draw(st.lists(st.integers(0, 3), max_size=4))
+        count = int(np.prod(shape, dtype=int)) * SIZES[datatype]
+        few = st.lists(st.sampled_from([0, 1, 2, 127, 255]), min_size=count, max_size=count)
+        start, content = len(content), content + bytes(draw(few))
+        offsets = [start, len(content)]
+        header[name] = {"dtype": datatype, "shape": shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + content
+
+
+@pytest.mark.fault("E5", "E8d")
+@given(files())
+def test_any_safetensors_file_is_read_as_fp32_and_bool_or_refused(content: bytes) -> None:
+    """Nothing else comes out of it, and nothing else is raised."""
+    limits = Limits(max_rows=4, max_length=8, max_tokens=32, max_answer_bytes=1000)
+    try:
+        tensors, _ = attention_safetensors.decode(content, {}, limits)
+    except (InvalidInput, TooLarge):
+        return
+    for tensor in (tensors.embeddings, tensors.memory, tensors.head_mask):
+        assert tensor is None or tensor.dtype == np.float32
+    for mask in (tensors.attend_mask, tensors.pair_mask):
+        assert mask is None or (mask.dtype == np.bool_ and mask.view(np.uint8).max(initial=0) < 2)
