@@ -153,7 +153,7 @@ def _nothing() -> tuple[int, Work]:
 
 
 def _v1(body: bytes, media_type: str) -> tuple[int, Work]:
-    formats = AttentionFormat(media_type, media_type, {})
+    formats = AttentionFormat(media_type, media_type, {}, None)
     return len(body), lambda server: v1_attention.read_tensors(server, formats, body)
 
 

@@ -85,7 +85,10 @@ class Settings(BaseModel):
         131_072, ge=1, description="most queries and keys in one call, padding included; more: 413"
     )
     max_answer_bytes: int = Field(
-        512 * 2**20, ge=1, description="largest answer, counted as FP32; larger: 413"
+        512 * 2**20,
+        ge=1,
+        description="largest answer, counted as FP32, whatever its format (JSON takes about three"
+        " times as many bytes); larger: 413",
     )
     max_unsent_bytes: int | None = Field(
         None,

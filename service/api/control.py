@@ -12,7 +12,7 @@ from starlette.types import Message
 from service.api.server import Server
 from service.codecs.json_bounds import CONTROL, check, counts_of
 from service.codecs.json_reader import ExactReader
-from service.errors import Disabled, InvalidInput
+from service.errors import Disabled
 from service.transport.exchange import Exchange, read_body
 
 MAX_CONTROL_BYTES: Final = 2**20
@@ -53,7 +53,7 @@ async def json_object(
         return {}
     counts = counts_of(content)
     check(content, CONTROL, counts)
-    return await server.offload.do(counts.size, _members, content, is_optional)
+    return await server.offload.do(counts.size, _members, content)
 
 
 def check_control(server: Server, what: str) -> None:
@@ -64,16 +64,11 @@ def check_control(server: Server, what: str) -> None:
         Disabled: the operator has not allowed it; `what` is what was tried.
     """
     if not server.settings.model_control:
-        raise Disabled(f"{what}: switched off; the operator's setting model_control allows it")
+        raise Disabled(f"{what}: switched off; HEADWISE_MODEL_CONTROL=true switches it on")
 
 
-def _members(content: bytes, is_optional: bool) -> dict[str, Any]:
-    try:
-        reader = ExactReader(content)
-    except InvalidInput:
-        if not is_optional:
-            raise
-        raise InvalidInput("body: expected a JSON object or nothing, got no JSON") from None
+def _members(content: bytes) -> dict[str, Any]:
+    reader = ExactReader(content)
     return {key: reader.plain(node) for key, node in reader.root().items()}
 
 

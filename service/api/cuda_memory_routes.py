@@ -69,11 +69,13 @@ class CudaMemoryRoutes:
 
     async def cuda_region(self, request: Request) -> Response:
         """Say that no such region of CUDA memory is registered."""
-        raise NotFound(f"region: none is registered, got {request.path_params['region'][:64]!r}")
+        raise NotFound(f"region: expected none, got {request.path_params['region'][:64]!r}")
 
     async def register_cuda(self, request: Request) -> Response:
         """Refuse to share CUDA memory."""
-        raise InvalidInput("cudasharedmemory: not offered; send tensors in the body")
+        raise InvalidInput(
+            "cudasharedmemory: not offered; expected tensors in the body, got a region"
+        )
 
     async def unregister_cuda(self) -> Response:
         """Forget regions of CUDA memory, of which there are none."""

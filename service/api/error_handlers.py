@@ -34,7 +34,12 @@ async def answer_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
         return to_response(MethodNotAllowed(request.method, allowed=allowed))
-    return to_response(NotFound("path: no such endpoint; / lists them"))
+    return to_response(
+        NotFound(
+            f"path: no such endpoint, got {request.url.path[:64]!r}; expected POST /v1/attention,"
+            " POST /v2/models/{name}/infer, or another that /docs lists"
+        )
+    )
 
 
 async def answer_validation_error(request: Request, error: Exception) -> Response:

@@ -28,7 +28,7 @@ from service.codecs.chunks import Chunk
 from service.codecs.compression import ENCODINGS, encoding_of
 from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
-from service.codecs.options import from_query
+from service.codecs.options import header_timeout
 from service.contract import LayerConfig
 from service.errors import Failed, HeadwiseError
 from service.inference.calls import Answer, Call
@@ -263,7 +263,6 @@ class InferFastPath:
         headers = without_keys(head.headers)
         named = by_name(headers)
         settings = self._server.settings
-        timeout_s = from_query([], named).get("timeout_s")
         json_bytes = oip_request.json_size(named.get(oip_request.HEADER_LENGTH), head.body_bytes)
         is_compressed = encoding_of(named.get("content-encoding", "")) is not None
         if settings.compress_answers:
@@ -282,7 +281,7 @@ class InferFastPath:
             with_weights=with_weights,
             body_bytes=head.body_bytes,
             json_bytes=json_bytes,
-            timeout_s=timeout_s if isinstance(timeout_s, float) else None,
+            timeout_s=header_timeout(named),
             request_id=caller_request_id(dict(headers)),
             key_digest=key_digest,
             trace_context={name: named[name] for name in CONTEXT_HEADERS if name in named},

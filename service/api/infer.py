@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from service.api.server import Server
 from service.codecs.chunks import Chunk
 from service.codecs.offload import Size
+from service.errors import InvalidInput
 from service.inference.calls import Answer, Call, Options
 from service.inference.models import Model
 from service.inference.validation import Tensors, answer_bytes, to_call
@@ -83,7 +84,13 @@ async def start(
     limits = server.limits
     # Without a look at their values, large tensors are checked as fast as small ones.
     size = Size(raw_bytes=tensors.float_bytes if limits.refuse_nonfinite else 0)
-    call = await server.offload.do(size, to_call, tensors, options, model.layer, limits)
+    try:
+        call = await server.offload.do(size, to_call, tensors, options, model.layer, limits)
+    except InvalidInput as error:
+        if statistics is not None or options.model is not None:
+            raise
+        # Whoever names no model may not know which layer it is that the tensors do not fit.
+        raise InvalidInput(f"model {model.name} (the default): {error}") from None
     return admit(server, record, model, call, statistics)
 
 

@@ -102,8 +102,8 @@ class LogRoutes:
             wrong = []  # at what rate nothing is traced does not matter
         if wrong:
             raise InvalidInput(
-                f"{wrong[0]}: expected {orjson.dumps(_TRACE[wrong[0]]).decode()}:"
-                " traces go by OpenTelemetry, where the operator asks for them"
+                f"{wrong[0]}: expected {orjson.dumps(_TRACE[wrong[0]]).decode()}, got another:"
+                " traces go by OpenTelemetry (HEADWISE_TRACING)"
             )
         return await self.trace_settings(request)
 

@@ -46,7 +46,7 @@ def changed(threshold: int, requested: Mapping[str, object]) -> int:
     check_known(requested, described(threshold), "logging")
     for name, only in _FIXED.items():
         if requested.get(name, only) != only:
-            raise InvalidInput(f"{name}: expected {only!r}; it is the operator's to set")
+            raise InvalidInput(f"{name}: expected {only!r}, got another; the operator sets it")
     least, most = logging.DEBUG, logging.ERROR
     for name, level in _SWITCHES.items():
         if name in requested and _flag(name, requested[name]):
@@ -59,11 +59,11 @@ def changed(threshold: int, requested: Mapping[str, object]) -> int:
         else:
             least = max(least, logging.INFO)
     if least > logging.ERROR:
-        raise InvalidInput("log_error: expected true; errors are always logged")
+        raise InvalidInput("log_error: expected true, got false; errors are always logged")
     if least > most:
         raise InvalidInput(
-            "logging: expected every level from the least severe one up;"
-            " log_verbose_level contains log_info, which contains log_warning"
+            "logging: expected every level from the least severe one up, got one without the"
+            " next; log_verbose_level contains log_info, which contains log_warning"
         )
     return min(max(threshold, least), most)
 

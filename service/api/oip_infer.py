@@ -7,10 +7,11 @@ from service.api.infer import AdmittedCall, Reply, start
 from service.api.server import Server
 from service.codecs import attention_json, oip_request, oip_response
 from service.codecs.json_bounds import bounds_of
+from service.codecs.names import check_parameters
 from service.codecs.offload import Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
-from service.codecs.options import from_query
+from service.codecs.options import header_timeout
 from service.contract import LayerConfig
 from service.inference.calls import Answer
 from service.inference.models import Model
@@ -36,6 +37,7 @@ async def read_call(
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
+    check_parameters((key for key, _ in exchange.query()), (), "query")
     request, places = await read_request(server, exchange.headers, name, model.layer, content)
     record = exchange.record
     admitted = await start(server, record, model, request.tensors, request.options, statistics)
@@ -52,7 +54,7 @@ async def read_request(
         HeadwiseError: the body is wrong.
     """
     _, with_weights = oip_request.split_model_name(name)
-    timeout_s = from_query([], headers).get("timeout_s")
+    timeout_s = header_timeout(headers)
     json_bytes = oip_request.json_size(headers.get(oip_request.HEADER_LENGTH), len(content))
     bounds = bounds_of(server.limits, layer.token_width)
     counting = Size(raw_bytes=json_bytes)
@@ -65,7 +67,7 @@ async def read_request(
         content,
         json_bytes,
         with_weights,
-        timeout_s if isinstance(timeout_s, float) else None,
+        timeout_s,
         bounds,
         counts,
     )

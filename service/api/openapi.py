@@ -6,13 +6,14 @@ from typing import Final
 from service.api.schemas import (
     ATTENTION_ANSWER,
     ATTENTION_REQUEST,
-    BOOLEAN,
     ERROR,
     INFER_ANSWER,
     INFER_REQUEST,
     Json,
 )
 from service.codecs import attention_safetensors, oip_request
+from service.codecs.names import HEADS
+from service.codecs.options import TEXT_NAMES
 from service.contract import EMBEDDINGS
 from service.errors import (
     DeadlineExceeded,
@@ -49,6 +50,18 @@ _TIMEOUT: Final[Json] = {
     "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
 }
 
+_HEADS: Final[Json] = {
+    "type": "string",
+    "pattern": r"^\d+(,\d+)*$",
+    "description": "whose attention weights to return, by number from 0: 0,3",
+}
+
+_WEIGHTS: Final[Json] = {
+    "type": "string",
+    "pattern": r"^(true|false|\d+(,\d+)+|[2-9]|\d\d+)$",
+    "description": "also return attention weights: true, or those of some heads, as in heads",
+}
+
 OPTION_PARAMETERS: Final[list[Json]] = [
     {
         "name": name,
@@ -56,8 +69,10 @@ OPTION_PARAMETERS: Final[list[Json]] = [
         "required": False,
         "schema": schema,
     }
-    for name, schema in (ATTENTION_REQUEST["properties"] | {"weights": BOOLEAN}).items()
-    if name in ("model", "weights", "causal", "timeout_s", "priority")
+    for name, schema in (
+        ATTENTION_REQUEST["properties"] | {"weights": _WEIGHTS, HEADS: _HEADS}
+    ).items()
+    if name in TEXT_NAMES
 ] + [_TIMEOUT]
 
 NAME_PARAMETER: Final[Json] = {

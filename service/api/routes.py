@@ -128,8 +128,8 @@ def _described_inputs(model: Model) -> dict[str, str]:
     return {
         "embeddings": f"FP32 [B, S, {layer.embed_dim}], required",
         **memory,
-        "attend_mask": f"BOOL [B, {keys}]: true = this key takes part",
-        "pair_mask": f"BOOL [B or 1, {layer.num_heads} or 1, S, {keys}]:"
+        "attend_mask": f"BOOL, or integers 0 and 1, [B, {keys}]: true = this key takes part",
+        "pair_mask": f"BOOL, or integers 0 and 1, [B or 1, {layer.num_heads} or 1, S, {keys}]:"
         " true = this query may attend to this key",
         "head_mask": f"FP32 [{layer.num_heads}] or [B, {layer.num_heads}]:"
         " multiplies each head's output",

@@ -13,6 +13,8 @@ def _array(of: Json, **more: Any) -> Json:
 
 _NUMBER: Final[Json] = {"type": "number"}
 
+_FLAG: Final[Json] = {"enum": [True, False, 1, 0]}
+
 BOOLEAN: Final[Json] = {"type": "boolean"}
 
 _SEQUENCE: Final = _array(_array(_NUMBER, minItems=1), minItems=1)
@@ -41,14 +43,14 @@ ATTENTION_REQUEST: Final[Json] = {
             "anyOf": [_array(_SEQUENCE, minItems=1), _SEQUENCE],
         },
         "attend_mask": {
-            "description": "[B][T] or [T]: padding; **true = this key takes part**",
-            "anyOf": [_array(_array(BOOLEAN)), _array(BOOLEAN)],
+            "description": "[B][T] or [T]: padding; **true, or 1, = this key takes part**",
+            "anyOf": [_array(_array(_FLAG)), _array(_FLAG)],
         },
         "pair_mask": {
             "description": "[B or 1][H or 1][S][T], or one rank lower for one sequence:"
-            " **true = this query may attend to this key**",
+            " **true, or 1, = this query may attend to this key**",
             "type": "array",
-            "items": _array(_array({"anyOf": [BOOLEAN, _array(BOOLEAN)]})),
+            "items": _array(_array({"anyOf": [_FLAG, _array(_FLAG)]})),
         },
         "head_mask": {
             "description": "[H] or [B][H]: multiplies each head's output; 0 switches it off",
@@ -56,7 +58,8 @@ ATTENTION_REQUEST: Final[Json] = {
         },
         "causal": {"type": "boolean", "default": False, "description": "attend to t <= s only"},
         "weights": {
-            "description": "also return attention weights: each head's, or those of some heads",
+            "description": "also return attention weights: each head's, or those of some heads,"
+            " numbered from 0",
             "anyOf": [
                 BOOLEAN,
                 {
@@ -87,6 +90,10 @@ ATTENTION_ANSWER: Final[Json] = {
     "properties": {
         "model": {"type": "string"},
         "version": {"type": "integer"},
+        "heads": _array(
+            {"type": "integer"},
+            description="whose weights these are, where some heads were chosen; from 0",
+        ),
         "output": {"type": "array", "items": {}, "description": "[B][S][E] or [S][E]"},
         "attention_weights": {
             "type": "array",
@@ -105,7 +112,8 @@ _INFER_TENSOR: Final[Json] = {
         "shape": _array({"type": "integer", "minimum": 1}),
         "datatype": {
             "enum": list(DTYPES),
-            "description": "masks: BOOL; all else: FP32, or another that is read as FP32",
+            "description": "masks: BOOL, or integers 0 and 1; all else: FP32, or another number"
+            " type, of values that FP32 holds",
         },
         "parameters": {
             "type": "object",
@@ -153,6 +161,10 @@ INFER_ANSWER: Final[Json] = {
         "model_name": {"type": "string"},
         "model_version": {"type": "string"},
         "id": {"type": "string"},
+        "parameters": {
+            "type": "object",
+            "description": 'heads: whose weights these are, where some were chosen: "0,3"',
+        },
         "outputs": _array({"type": "object"}),
     },
 }

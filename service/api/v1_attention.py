@@ -8,7 +8,7 @@ from service.api.server import Server
 from service.codecs import attention_json, attention_safetensors
 from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of, weighed
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
-from service.codecs.options import checked, from_query
+from service.codecs.options import from_texts, header_timeout
 from service.errors import NotAcceptable, UnsupportedMediaType
 from service.inference.calls import Answer, Options
 from service.inference.validation import Tensors
@@ -28,7 +28,9 @@ class AttentionFormat:
     request: str
     answer: str
     options: dict[str, object]
-    """Those of the query and the headers, not yet checked; the body's win."""
+    """Those of the query, not yet checked."""
+    timeout_s: float | None
+    """That of the header, for a call that names none."""
 
 
 def format_of(exchange: Exchange) -> AttentionFormat:
@@ -43,7 +45,8 @@ def format_of(exchange: Exchange) -> AttentionFormat:
     headers = exchange.headers
     request = _request_format(headers.get("content-type", ""))
     answer = _answer_format(headers.get("accept", ""), request)
-    return AttentionFormat(request, answer, from_query(exchange.query(), headers))
+    options = from_texts(exchange.query(), "query")
+    return AttentionFormat(request, answer, options, header_timeout(headers))
 
 
 async def read_call(
@@ -75,14 +78,14 @@ async def read_tensors(
         bounds = bounds_of(limits, server.models.widest_token if is_counted else None)
         counting = Size(raw_bytes=len(content))
         size, counts = await offload.do(counting, weighed, content, bounds)
-        return await offload.decode(
-            size, attention_json.decode, content, formats.options, limits, bounds, counts
-        )
+        outer = formats.options, limits, formats.timeout_s
+        return await offload.decode(size, attention_json.decode, content, *outer, bounds, counts)
     size = Size(raw_bytes=len(content))
-    loaded = await offload.do(size, attention_safetensors.load_tensors, content, limits)
-    size = attention_safetensors.size_of(loaded)
-    tensors = await offload.do(size, attention_safetensors.tensors_of, loaded, limits)
-    return tensors, checked(formats.options), False
+    file = await offload.do(size, attention_safetensors.load_file, content, limits)
+    options = attention_safetensors.options_of(file, formats.options, formats.timeout_s)
+    size = attention_safetensors.size_of(file)
+    tensors = await offload.do(size, attention_safetensors.tensors_of, file, limits)
+    return tensors, options, False
 
 
 def reply_of(
@@ -105,7 +108,8 @@ def _request_format(content_type: str) -> str:
     if media_type == attention_safetensors.MEDIA_TYPE:
         return media_type
     raise UnsupportedMediaType(
-        f"header Content-Type: expected {' or '.join(_FORMATS)}, got {media_type[:64]!r}"
+        f"header Content-Type: expected {attention_json.MEDIA_TYPE} for JSON or"
+        f" {attention_safetensors.MEDIA_TYPE} for safetensors, got {media_type[:64]!r}"
     )
 
 

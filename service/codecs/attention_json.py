@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from service.codecs.checks import check_known
 from service.codecs.chunks import Chunk, json_array
 from service.codecs.json_bounds import JsonBounds, JsonCounts, bounds_of
 from service.codecs.json_reader import Nested, Node, Reader
-from service.codecs.options import NAMES, checked
+from service.codecs.names import HEADS, OPTIONS, check_names
+from service.codecs.options import checked, combined
 from service.codecs.simdjson_reader import read
 from service.contract import (
     ATTEND_MASK,
@@ -31,35 +31,43 @@ from service.inference.calls import Answer, Bools, Floats, Options
 from service.inference.validation import Limits, Tensors, add_batch_axis, pad, pad_last
 
 MEDIA_TYPE: Final = "application/json"
-_KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, *NAMES)
+_KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, *OPTIONS)
 
 
 def decode(
     body: bytes,
-    outer: Mapping[str, object],
+    query: Mapping[str, object],
     limits: Limits,
+    timeout_s: float | None = None,
     bounds: JsonBounds | None = None,
     counts: JsonCounts | None = None,
 ) -> tuple[Tensors, Options, bool]:
     """
     Return a body's tensors and options, and whether it is one sequence [S][E].
 
-    `outer` holds options from outside the body, which the body's own override.
-    `bounds` are by default those of the limits; `counts` are the body's, if they are known.
+    `query` holds options from outside the body; `timeout_s` is the time limit of a call
+    that names none.  `bounds` are by default those of the limits; `counts` are the body's,
+    if they are known.
 
     Raises:
-        InvalidInput: the body is not JSON of the documented form.
+        InvalidInput: the body is not JSON of the documented form, or contradicts the query.
         TooLarge: it consists of more than a call within the limits, which is found
             before it is parsed; or padding it would go above a limit.
     """
     bounds = bounds or bounds_of(limits)
-    return read(body, lambda reader: _decode(reader, outer, limits), bounds, counts)
+    return read(body, lambda reader: _decode(reader, query, limits, timeout_s), bounds, counts)
 
 
 def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator[Chunk]:
-    """Give the answer as JSON in pieces; floats in their shortest form, non-finite ones as null."""
-    head = orjson.dumps({"model": name, "version": version})
-    yield head[:-1]
+    """
+    Give the answer as JSON in pieces; floats in their shortest form, non-finite ones as null.
+
+    A subset of heads is named before their weights.
+    """
+    head: dict[str, Any] = {"model": name, "version": version}
+    if answer.heads is not None:
+        head[HEADS] = answer.heads
+    yield orjson.dumps(head)[:-1]
     for key, tensors in ((OUTPUT, answer.outputs()), (ATTENTION_WEIGHTS, answer.weights())):
         if not tensors:
             continue
@@ -74,26 +82,26 @@ def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator
 
 
 def _decode(
-    reader: Reader, outer: Mapping[str, object], limits: Limits
+    reader: Reader, query: Mapping[str, object], limits: Limits, timeout_s: float | None
 ) -> tuple[Tensors, Options, bool]:
     # Clients with typed models send null for what they leave out.
     root = {key: node for key, node in reader.root().items() if node is not None}
-    check_known(root, _KEYS, "body")
-    given: dict[str, object] = {key: reader.plain(root[key]) for key in NAMES if key in root}
-    options = checked({**outer, **given})
+    check_names(root, _KEYS, "body")
+    given: dict[str, object] = {key: reader.plain(root[key]) for key in OPTIONS if key in root}
+    options = checked(combined(query, given, "body and query"), timeout_s)
     if EMBEDDINGS not in root:
         raise InvalidInput(f"{EMBEDDINGS}: expected [B][S][E] or [S][E], got none")
     embeddings = reader.floats(root[EMBEDDINGS], EMBEDDINGS)
     single = embeddings.rank == 2
     if not single and embeddings.rank != 3:
         raise InvalidInput(
-            f"{EMBEDDINGS}: expected [B][S][E] or [S][E], got {embeddings.rank} levels of arrays"
+            f"{EMBEDDINGS}: expected [B][S][E] or [S][E], got {_axes(embeddings.rank)}"
         )
     lengths, block, true_lengths = _sequences(embeddings, EMBEDDINGS, limits, single=single)
     key_lengths, memory, memory_lengths = lengths, None, None
     if MEMORY in root:
         nested = reader.floats(root[MEMORY], MEMORY)
-        _check_rank(nested, MEMORY, 3, single=single)
+        _check_axes(nested, MEMORY, "[B]", "[T][M]", single=single)
         key_lengths, memory, memory_lengths = _sequences(nested, MEMORY, limits, single=single)
         _check_count(MEMORY, len(key_lengths), len(lengths))
     tensors = Tensors(
@@ -141,7 +149,7 @@ def _attend_mask(
     if ATTEND_MASK not in root:
         return None
     nested = reader.bools(root[ATTEND_MASK], ATTEND_MASK)
-    _check_rank(nested, ATTEND_MASK, 2, single=single)
+    _check_axes(nested, ATTEND_MASK, "[B]", "[T]", single=single)
     _check_count(ATTEND_MASK, len(nested.counts[-1]), len(key_lengths))
     for i, (found, expected) in enumerate(zip(nested.counts[-1], key_lengths, strict=True)):
         if found != expected:
@@ -167,14 +175,17 @@ def _pair_mask(
     if PAIR_MASK not in root:
         return None
     nested = reader.bools(root[PAIR_MASK], PAIR_MASK)
-    _check_rank(nested, PAIR_MASK, 4, single=single)
+    _check_axes(nested, PAIR_MASK, "[B or 1]", "[H or 1][S][T]", single=single)
     if nested.shape is not None:
         # All equal; whether they fit is checked with the other shapes.
         mask = nested.values.reshape(nested.shape)
         if len(set(lengths)) == 1 and len(set(key_lengths)) == 1:
             return mask
     if single:
-        raise InvalidInput(f"{PAIR_MASK}: expected [H or 1][S][T], got rows of unequal length")
+        raise InvalidInput(
+            f"{PAIR_MASK}: expected [H or 1][{lengths[0]}][{key_lengths[0]}], got rows of"
+            " unequal length"
+        )
     parts = _pair_masks_by_sequence(nested, lengths, key_lengths)
     return pad_last(parts, PAIR_MASK, limits)
 
@@ -192,13 +203,25 @@ def _pair_masks_by_sequence(
         rows = [next(query_counts) for _ in range(count)]
         widths = [next(key_counts) for _ in range(sum(rows))]
         if set(rows) != {length} or set(widths) != {keys}:
-            raise InvalidInput(f"{PAIR_MASK}[{i}]: expected [H or 1][{length}][{keys}]")
+            found = f"[{count}][{_sizes(rows)}][{_sizes(widths)}]"
+            raise InvalidInput(
+                f"{PAIR_MASK}[{i}]: expected [H or 1][{length}][{keys}], got {found}"
+            )
         size = count * length * keys
         parts.append(nested.values[start : start + size].reshape(count, length, keys))
         start += size
     if len({part.shape[0] for part in parts}) > 1:
-        raise InvalidInput(f"{PAIR_MASK}: expected the same number of heads for every sequence")
+        raise InvalidInput(
+            f"{PAIR_MASK}: expected the same number of heads for every sequence, got"
+            f" {' and '.join(map(str, sorted({part.shape[0] for part in parts})))}"
+        )
     return parts
+
+
+def _sizes(counts: list[int]) -> str:
+    """Show how long arrays are: all alike, or from the shortest to the longest."""
+    least, most = min(counts, default=0), max(counts, default=0)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def _head_mask(reader: Reader, root: dict[str, Node]) -> Floats | None:
@@ -206,17 +229,23 @@ def _head_mask(reader: Reader, root: dict[str, Node]) -> Floats | None:
         return None
     nested = reader.floats(root[HEAD_MASK], HEAD_MASK)
     if nested.rank > 2 or nested.shape is None:
-        raise InvalidInput(f"{HEAD_MASK}: expected [H] or [B][H]")
+        found = "rows of unequal length" if nested.shape is None else _axes(nested.rank)
+        raise InvalidInput(f"{HEAD_MASK}: expected [H] or [B][H], got {found}")
     return nested.values.reshape(nested.shape)
 
 
-def _check_rank(nested: Nested, name: str, rank: int, *, single: bool) -> None:
-    expected = rank - single
-    if nested.rank != expected:
+def _check_axes(nested: Nested, name: str, batch: str, axes: str, *, single: bool) -> None:
+    """Refuse another number of axes than `axes`, before which many sequences have `batch`."""
+    expected, beside = (axes, "[S][E]") if single else (batch + axes, "[B][S][E]")
+    if nested.rank != expected.count("["):
         raise InvalidInput(
-            f"{name}: expected {expected} levels of arrays beside {EMBEDDINGS} of"
-            f" {2 if single else 3}, got {nested.rank}"
+            f"{name}: expected {expected} beside {EMBEDDINGS} {beside}, got {_axes(nested.rank)}"
         )
+
+
+def _axes(rank: int) -> str:
+    """Show how deep arrays are nested."""
+    return "[]" * rank + (" (one level of arrays)" if rank == 1 else f" ({rank} levels of arrays)")
 
 
 def _check_count(name: str, found: int, expected: int) -> None:

@@ -2,8 +2,9 @@
 `POST /v1/attention` in safetensors: raw tensors in, raw tensors out.
 
 Sequences of different lengths lie one after the other: `embeddings` [sum of
-lengths, E] beside `lengths` INT64 [B].  The answer is packed the same way, its
-weights as `attention_weights.0`, `attention_weights.1` and so on.
+lengths, E] beside `lengths` [B], whole numbers.  The answer is packed the same way, its
+weights as `attention_weights.0`, `attention_weights.1` and so on.  Options may stand in the
+metadata of the file, as texts: see `options.from_texts`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,11 +13,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from service.codecs.checks import check_known
 from service.codecs.chunks import Chunk, safetensors
+from service.codecs.datatypes import BOOL, FP32, INPUTS, INTEGERS, check_datatype, from_bytes
+from service.codecs.names import HEADS, check_names
 from service.codecs.offload import Size
-from service.codecs.options import checked
-from service.codecs.safetensors_reader import RawTensor, read_file
+from service.codecs.options import checked, combined, from_texts
+from service.codecs.safetensors_reader import RawTensor, SafetensorsFile, read_file
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
@@ -33,6 +35,21 @@ from service.inference.validation import Limits, Tensors, check_size, pad, pad_l
 MEDIA_TYPE: Final = "application/x-safetensors"
 LENGTHS: Final = "lengths"
 MEMORY_LENGTHS: Final = "memory_lengths"
+_FORMAT: Final = "format"
+"""What the safetensors library itself writes into the metadata."""
+
+_SPELLING: Final = {
+    FP32: "F32",
+    "FP16": "F16",
+    "BF16": "BF16",
+    "FP64": "F64",
+    **{name: name.replace("UINT", "U").replace("INT", "I") for name in INTEGERS},
+    BOOL: "BOOL",
+}
+"""How the format spells the datatypes."""
+
+_DATATYPES: Final = {spelling: name for name, spelling in _SPELLING.items()}
+
 _KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, LENGTHS, MEMORY_LENGTHS)
 
 _PADDING: Final = 64
@@ -41,48 +58,67 @@ Sequences that lie one after the other are padded.  Packed calls count so many t
 bytes, so that those of more than 64 KiB are padded in a thread; less becomes 16 MiB at most.
 """
 
-_DTYPES: Final = {
-    "BOOL": np.dtype("?"),
-    "F16": np.dtype("<f2"),
-    **{f"F{8 * size}": np.dtype(f"<f{size}") for size in (4, 8)},
-    **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
-    **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
-}
-
-Read = dict[str, npt.NDArray[Any]]
+Read = dict[str, RawTensor]
 
 
-def decode(body: bytes, options: Mapping[str, object], limits: Limits) -> tuple[Tensors, Options]:
+def decode(
+    body: bytes, query: Mapping[str, object], limits: Limits, timeout_s: float | None = None
+) -> tuple[Tensors, Options]:
     """
-    Return a body's tensors; the options stand outside it.
+    Return a body's tensors and options; those stand in the query, in its metadata, or in both.
+
+    `timeout_s` is the time limit of a call that names none.
 
     Raises:
-        InvalidInput: the body is not safetensors of the documented form.
+        InvalidInput: the body is not safetensors of the documented form, or contradicts the
+            query.
         TooLarge: its header is longer, or has more tensors, than that of a call within the
             limits, which is found before it is parsed; or padding it would go above a limit.
     """
-    return tensors_of(load_tensors(body, limits), limits), checked(options)
+    file = load_file(body, limits)
+    options = options_of(file, query, timeout_s)
+    return tensors_of(file, limits), options
 
 
-def load_tensors(body: bytes, limits: Limits) -> Read:
+def load_file(body: bytes, limits: Limits) -> SafetensorsFile:
     """
-    Return the tensors in a body, by name, as views of it; the names are not checked yet.
+    Return the tensors in a body as views of it, and its metadata; no name is checked yet.
 
     Raises:
         InvalidInput: the body is not safetensors, or a name stands there twice.
         TooLarge: see `decode`.
     """
-    file = read_file(body, len(_KEYS) + limits.max_rows)
-    return {name: _array(name, tensor) for name, tensor in file.tensors.items()}
+    try:
+        return read_file(body, len(_KEYS) + limits.max_rows)
+    except InvalidInput:
+        if body.lstrip()[:1] != b"{":
+            raise
+        raise InvalidInput(
+            "body: expected safetensors, got JSON: send Content-Type: application/json with it"
+        ) from None
 
 
-def size_of(tensors: Read) -> Size:
+def options_of(
+    file: SafetensorsFile, query: Mapping[str, object], timeout_s: float | None
+) -> Options:
+    """
+    Return the options of a call: see `decode`.
+
+    Raises:
+        InvalidInput: one is unknown or wrong, or query and metadata contradict each other.
+    """
+    own = ((key, text) for key, text in file.metadata.items() if key != _FORMAT)
+    given = from_texts(own, "metadata")
+    return checked(combined(query, given, "metadata and query"), timeout_s)
+
+
+def size_of(file: SafetensorsFile) -> Size:
     """Return how much work `tensors_of` is."""
-    content_bytes = sum(tensor.nbytes for tensor in tensors.values())
-    return Size(raw_bytes=content_bytes * (_PADDING if LENGTHS in tensors else 1))
+    content_bytes = sum(len(tensor.data) for tensor in file.tensors.values())
+    return Size(raw_bytes=content_bytes * (_PADDING if LENGTHS in file.tensors else 1))
 
 
-def tensors_of(tensors: Read, limits: Limits) -> Tensors:
+def tensors_of(file: SafetensorsFile, limits: Limits) -> Tensors:
     """
     Return the tensors of a call.
 
@@ -90,19 +126,22 @@ def tensors_of(tensors: Read, limits: Limits) -> Tensors:
         InvalidInput: a name is unknown, or a tensor is not as documented.
         TooLarge: padding them would go above a limit.
     """
+    tensors = file.tensors
     packed = LENGTHS in tensors
     names = set(tensors)
     known: tuple[str, ...] = _KEYS
     if packed:
-        count = tensors[LENGTHS].size
+        count = tensors[LENGTHS].count
         check_size(LENGTHS, count, 1, limits)
         names -= {f"{PAIR_MASK}.{i}" for i in range(count)}
         known += (f"{PAIR_MASK}.0",)
-    check_known((name for name in tensors if name in names), known, "body")
+    else:
+        of_packed = (name for name in tensors if name.startswith((MEMORY_LENGTHS, f"{PAIR_MASK}.")))
+        if (name := next(of_packed, None)) is not None:
+            raise InvalidInput(f"{LENGTHS}: expected beside {name[:64]}, got none")
+    check_names((name for name in tensors if name in names), known, "body")
     if EMBEDDINGS not in tensors:
-        raise InvalidInput(f"{EMBEDDINGS}: expected a tensor of that name, got none")
-    if MEMORY_LENGTHS in tensors and not packed:
-        raise InvalidInput(f"{MEMORY_LENGTHS}: expected {LENGTHS} beside it, got none")
+        raise InvalidInput(f"{EMBEDDINGS}: expected a tensor of that name, got {_listed(tensors)}")
     return _packed(tensors, limits) if packed else _dense(tensors)
 
 
@@ -110,7 +149,8 @@ def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk
     """
     Return the answer's length as safetensors, and the answer in pieces.
 
-    It is packed when its sequences differ in length.
+    It is packed when its sequences differ in length.  Its metadata has model and version, and
+    names a subset of heads as the query does: `0,3`.
     """
     tensors: dict[str, Sequence[npt.NDArray[Any]]]
     if answer.lengths is None and answer.key_lengths is None:
@@ -125,16 +165,19 @@ def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk
         }
         for i, weights in enumerate(answer.weights()):
             tensors[f"{ATTENTION_WEIGHTS}.{i}"] = [weights]
-    return safetensors(tensors, {"model": name, "version": str(version)})
+    metadata = {"model": name, "version": str(version)}
+    if answer.heads is not None:
+        metadata[HEADS] = ",".join(map(str, answer.heads))
+    return safetensors(tensors, metadata)
 
 
 def _dense(tensors: Read) -> Tensors:
     return Tensors(
         _floats(tensors[EMBEDDINGS], EMBEDDINGS),
-        _optional_floats(tensors, MEMORY),
-        _optional_bools(tensors, ATTEND_MASK),
-        _optional_bools(tensors, PAIR_MASK),
-        _optional_floats(tensors, HEAD_MASK),
+        _optional(tensors, MEMORY),
+        _optional(tensors, ATTEND_MASK),
+        _optional(tensors, PAIR_MASK),
+        _optional(tensors, HEAD_MASK),
     )
 
 
@@ -153,7 +196,7 @@ def _packed(tensors: Read, limits: Limits) -> Tensors:
                 f"{MEMORY_LENGTHS}: expected {len(lengths)} lengths, got {len(key_lengths)}"
             )
         memory, memory_lengths = _unpack(tensors[MEMORY], MEMORY, key_lengths, limits)
-    attend_mask = _optional_bools(tensors, ATTEND_MASK)
+    attend_mask = _optional(tensors, ATTEND_MASK)
     if attend_mask is not None:
         if attend_mask.shape != (sum(key_lengths),):
             raise InvalidInput(
@@ -167,7 +210,7 @@ def _packed(tensors: Read, limits: Limits) -> Tensors:
         memory,
         attend_mask,
         _packed_pair_mask(tensors, lengths, key_lengths, limits),
-        _optional_floats(tensors, HEAD_MASK),
+        _optional(tensors, HEAD_MASK),
         true_lengths,
         memory_lengths,
     )
@@ -178,25 +221,29 @@ def _packed_pair_mask(
 ) -> Bools | None:
     """Return `pair_mask.0` [H or 1, S_0, T_0], `pair_mask.1` … as one padded mask."""
     if PAIR_MASK in tensors:
-        raise InvalidInput(f"{PAIR_MASK}: expected {PAIR_MASK}.0, {PAIR_MASK}.1 … beside {LENGTHS}")
+        raise InvalidInput(
+            f"{PAIR_MASK}: expected {PAIR_MASK}.0, {PAIR_MASK}.1 … beside {LENGTHS}, one a"
+            " sequence, got one for all"
+        )
     names = [f"{PAIR_MASK}.{i}" for i in range(len(lengths))]
     given = [name for name in names if name in tensors]
     if not given:
         return None
     if given != names:
         missing = next(name for name in names if name not in tensors)
-        raise InvalidInput(f"{missing}: expected one mask a sequence, got none")
+        raise InvalidInput(f"{missing}: expected one mask for each sequence, got none")
     masks = [_bools(tensors[name], name) for name in names]
     for name, mask, length, keys in zip(names, masks, lengths, key_lengths, strict=True):
         if mask.ndim != 3 or mask.shape[1:] != (length, keys) or len(mask) != len(masks[0]):
+            heads = "H or 1" if mask is masks[0] or masks[0].ndim != 3 else len(masks[0])
             raise InvalidInput(
-                f"{name}: expected [H or 1, {length}, {keys}], got {list(mask.shape)}"
+                f"{name}: expected [{heads}, {length}, {keys}], got {list(mask.shape)}"
             )
     return pad_last(masks, PAIR_MASK, limits)
 
 
 def _unpack(
-    tensor: npt.NDArray[Any], name: str, lengths: list[int], limits: Limits
+    tensor: RawTensor, name: str, lengths: list[int], limits: Limits
 ) -> tuple[Floats, npt.NDArray[np.int64] | None]:
     floats = _floats(tensor, name)
     if floats.ndim != 2 or len(floats) != sum(lengths):
@@ -207,43 +254,46 @@ def _unpack(
     return pad(floats, lengths, name, limits)
 
 
-def _lengths(tensor: npt.NDArray[Any], name: str) -> list[int]:
-    if tensor.dtype != np.int64 or tensor.ndim != 1:
-        raise InvalidInput(f"{name}: expected INT64 [B], got {_described(tensor)}")
-    if tensor.size < 1 or int(tensor.min()) < 1:
-        raise InvalidInput(f"{name}: expected at least one length, each at least 1")
-    return [int(length) for length in tensor]
+def _lengths(tensor: RawTensor, name: str) -> list[int]:
+    datatype = _datatype(tensor)
+    if datatype not in INTEGERS or len(tensor.shape) != 1:
+        raise InvalidInput(
+            f"{name}: expected whole numbers [B], such as I64, got {tensor.dtype}"
+            f" {list(tensor.shape)}"
+        )
+    numbers: list[int] = np.frombuffer(tensor.data, INTEGERS[datatype]).tolist()
+    odd = next((i for i, length in enumerate(numbers) if length < 1), None)
+    if odd is not None or not numbers:
+        place = name if odd is None else f"{name}[{odd}]"
+        found = "none" if odd is None else numbers[odd]
+        raise InvalidInput(f"{place}: expected at least one length, each at least 1, got {found}")
+    return numbers
 
 
-def _optional_floats(tensors: Read, name: str) -> Floats | None:
-    return _floats(tensors[name], name) if name in tensors else None
+def _optional(tensors: Read, name: str) -> npt.NDArray[Any] | None:
+    if name not in tensors:
+        return None
+    return _bools(tensors[name], name) if INPUTS[name] == BOOL else _floats(tensors[name], name)
 
 
-def _optional_bools(tensors: Read, name: str) -> Bools | None:
-    return _bools(tensors[name], name) if name in tensors else None
+def _floats(tensor: RawTensor, name: str) -> Floats:
+    return _array(tensor, name, FP32)
 
 
-def _floats(tensor: npt.NDArray[Any], name: str) -> Floats:
-    if tensor.dtype != np.float32:
-        raise InvalidInput(f"{name}: expected F32, got {_described(tensor)}")
-    return tensor
+def _bools(tensor: RawTensor, name: str) -> Bools:
+    return _array(tensor, name, BOOL)
 
 
-def _bools(tensor: npt.NDArray[Any], name: str) -> Bools:
-    if tensor.dtype != np.bool_:
-        raise InvalidInput(f"{name}: expected BOOL, got {_described(tensor)}")
-    if tensor.view(np.uint8).max(initial=0) > 1:
-        raise InvalidInput(f"{name}: expected bytes 0 and 1, got another")
-    return tensor
+def _array(tensor: RawTensor, name: str, wanted: str) -> npt.NDArray[Any]:
+    datatype = _datatype(tensor)
+    check_datatype(datatype, wanted, name, _SPELLING)
+    return from_bytes(tensor.data, 0, datatype, tensor.shape, name, wanted)
 
 
-def _described(tensor: npt.NDArray[Any]) -> str:
-    return f"{tensor.dtype.name} {list(tensor.shape)}"
+def _datatype(tensor: RawTensor) -> str:
+    """Return the protocol's name of a datatype; the format's own where the protocol has none."""
+    return _DATATYPES.get(tensor.dtype, tensor.dtype)
 
 
-def _array(name: str, tensor: RawTensor) -> npt.NDArray[Any]:
-    if tensor.dtype not in _DTYPES:
-        raise InvalidInput(f"{name[:64]}: dtype {tensor.dtype} is not read")
-    flat = np.frombuffer(tensor.data, _DTYPES[tensor.dtype])
-    array = flat.reshape(tensor.shape)
-    return array if array.flags.aligned else array.copy()
+def _listed(tensors: Read) -> str:
+    return ", ".join(repr(name[:64]) for name in list(tensors)[:8]) or "none"

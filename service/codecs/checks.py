@@ -2,13 +2,19 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
 
 from service.errors import InvalidInput
 
+_SHOWN: Final = 2**53
+"""Numbers up to here are shown as they came."""
 
-def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
+
+def check_known(
+    found: Iterable[str], known: Iterable[str], where: str, suggested: Iterable[str] | None = None
+) -> None:
     """
-    Return when every key is known.
+    Return when every key is known; `suggested` are those that a similar one may stand for.
 
     Raises:
         InvalidInput: names the first unknown key and the nearest known one.
@@ -16,17 +22,21 @@ def check_known(found: Iterable[str], known: Iterable[str], where: str) -> None:
     found, known = tuple(found), tuple(known)
     if all(map(known.__contains__, found)):
         return
-    unknown = next(key for key in found if key not in known)
-    if unknown == "attention_mask":
-        # Elsewhere the padding mask, elsewhere again the ASGI path: never guess.
-        raise InvalidInput(
-            f"{where}: attention_mask: say attend_mask [B, T] (padding, true = takes part)"
-            " or pair_mask [B or 1, H or 1, S, T] (true = this query may attend to this key)"
-        )
-    unknown = unknown[:64]
-    near = difflib.get_close_matches(unknown, known[:32], n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else f"; expected {', '.join(known)}"
-    raise InvalidInput(f"{where}: unknown key {unknown!r}{hint}")
+    unknown = next(key for key in found if key not in known)[:64]
+    candidates = list(known if suggested is None else suggested)[:32]
+    near = difflib.get_close_matches(unknown, candidates, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}? " if near else ""
+    names = ", ".join(known[:32])
+    raise InvalidInput(f"{where}: unknown key {unknown!r}; {hint}expected {names}")
+
+
+def shown(value: object) -> str:
+    """Show a small number as it came, and the type of all else: bodies are not repeated."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return kind_of(value)
+    if value != value:
+        return "NaN"
+    return repr(value) if abs(value) < _SHOWN else "a larger number"
 
 
 def kind_of(value: object) -> str:

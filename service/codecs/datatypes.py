@@ -1,15 +1,18 @@
 """
-The protocol's datatypes, and which of their values FP32 holds.
+The datatypes of raw tensors: which ones are read, and which of their values FP32 or a mask holds.
 
-Raw tensors are little-endian and row-major.
+They have the protocol's names; safetensors spells them in its own way.  Raw tensors are
+little-endian and row-major.  Every format reads them here, so that a tensor means the same in all.
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK
 from service.errors import InvalidInput
 from service.inference.calls import Bools, Floats
 
@@ -36,36 +39,85 @@ NUMBERS: Final = FLOATS | INTEGERS
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = NUMBERS | {BOOL: np.dtype("u1")}
 
+MASKS: Final[dict[str, np.dtype[Any]]] = {BOOL: DTYPES[BOOL]} | INTEGERS
+"""What may be sent where BOOL is expected: the integers only as 0 and 1."""
+
+INPUTS: Final = {
+    EMBEDDINGS: FP32,
+    MEMORY: FP32,
+    ATTEND_MASK: BOOL,
+    PAIR_MASK: BOOL,
+    HEAD_MASK: FP32,
+}
+"""The tensors of a call, and the datatype that the layer gets of each."""
+
+Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+
+FLOAT_MASK: Final = (
+    "of a float mask that is added to the scores (0 and -inf) send the booleans mask == 0"
+)
+"""What to do with the additive masks of PyTorch and Hugging Face."""
+
 _FP32_BITS: Final = np.uint64(24)
 """How many binary digits an FP32 number has."""
 
 
-def from_bytes(
-    content: memoryview | npt.NDArray[np.uint8],
-    offset: int,
-    datatype: str,
-    shape: tuple[int, ...],
-    name: str,
-) -> Floats | Bools:
+def check_datatype(
+    datatype: str, wanted: str, where: str, spelling: Mapping[str, str] | None = None
+) -> None:
     """
-    Return a tensor as FP32, or as bool where BOOL came, aligned for the runtime.
+    Return when tensors of that datatype are read where `wanted` (FP32 or BOOL) is expected.
 
-    FP32 that is aligned already stays where it is; `name` is the tensor's, for the messages.
+    `spelling` gives the names of a format that has its own; None = the protocol's.
 
     Raises:
-        InvalidInput: FP32 does not hold a value, or a BOOL is neither 0 nor 1.
+        InvalidInput: names the tensor, its datatype and all that are read.
     """
-    dtype = DTYPES[datatype]
-    tensor = np.frombuffer(content, dtype, math.prod(shape), offset).reshape(shape)
+    read = NUMBERS if wanted == FP32 else MASKS
+    if datatype in read:
+        return
+    names = dict(spelling or {})
+    others = ", ".join(names.get(name, name) for name in read if name != wanted)
+    expected = f"{names.get(wanted, wanted)} (also read: {others})"
+    if wanted == BOOL:
+        expected = f"{names.get(BOOL, BOOL)} or whole numbers 0 and 1 ({others})"
+    hint = f"; {FLOAT_MASK}" if wanted == BOOL and datatype in FLOATS else ""
+    raise InvalidInput(f"{where}: expected {expected}, got {names.get(datatype, datatype)!r}{hint}")
+
+
+def from_bytes(
+    content: Buffer, offset: int, datatype: str, shape: tuple[int, ...], name: str, wanted: str
+) -> npt.NDArray[Any]:
+    """
+    Return a tensor as FP32, or as bool where `wanted` is BOOL, aligned for the runtime.
+
+    FP32 that is aligned already stays where it is; `name` is the tensor's, for the messages.
+    The datatype has been checked: see `check_datatype`.
+
+    Raises:
+        InvalidInput: FP32 does not hold a value, or one of a mask is neither 0 nor 1.
+    """
+    tensor = np.frombuffer(content, DTYPES[datatype], math.prod(shape), offset).reshape(shape)
+    if wanted == BOOL:
+        return to_bools(tensor, name)
     if datatype == FP32:
         return tensor if tensor.flags.aligned else tensor.copy()
-    if datatype == BOOL:
-        if tensor.max(initial=0) > 1:
-            raise InvalidInput(f"{name}: expected bytes 0 and 1, got another")
-        return tensor.view(np.bool_)
     if datatype == "BF16":
         return (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return to_floats(tensor, name)
+
+
+def to_bools(numbers: npt.NDArray[Any], name: str) -> Bools:
+    """
+    Return a mask of whole numbers as booleans.
+
+    Raises:
+        InvalidInput: the first value that is neither 0 nor 1, and its place.
+    """
+    if numbers.max(initial=0) > 1 or numbers.min(initial=0) < 0:
+        odd = (numbers != 0) & (numbers != 1)
+        _refuse(odd, name, "0 or 1", numbers)
+    return numbers.view(np.bool_) if numbers.dtype.itemsize == 1 else numbers.astype(np.bool_)
 
 
 def to_floats(numbers: npt.NDArray[Any], name: str) -> Floats:
@@ -80,11 +132,11 @@ def to_floats(numbers: npt.NDArray[Any], name: str) -> Floats:
     if numbers.dtype == np.float64:
         beyond = np.isinf(floats) & np.isfinite(numbers)
         if beyond.any():
-            _refuse(beyond, name, "a number within FP32 (up to 3.4e38), got a larger one")
+            _refuse(beyond, name, "a number within FP32 (up to 3.4e38)", numbers)
     elif numbers.dtype.kind in "iu" and numbers.dtype.itemsize > 2:
         rounded = _needs_more_digits(numbers)
         if rounded.any():
-            _refuse(rounded, name, "a whole number that FP32 holds exactly, got another")
+            _refuse(rounded, name, "a whole number that FP32 holds exactly", numbers)
     return floats
 
 
@@ -95,10 +147,12 @@ def _needs_more_digits(numbers: npt.NDArray[Any]) -> Bools:
         sizes = np.abs(numbers.astype(np.int64)).view(np.uint64)
     else:
         sizes = numbers.astype(np.uint64)
-    lowest_one = sizes & (~sizes + np.uint64(1))
+    with np.errstate(over="ignore"):  # of a tensor without axes numpy would say so
+        lowest_one = sizes & (~sizes + np.uint64(1))
     return (sizes >> _FP32_BITS) >= np.maximum(lowest_one, np.uint64(1))
 
 
-def _refuse(odd: Bools, name: str, expected: str) -> NoReturn:
-    place = [int(index) for index in np.unravel_index(int(odd.argmax()), odd.shape)]
-    raise InvalidInput(f"{name}: expected {expected} at {place}")
+def _refuse(odd: Bools, name: str, expected: str, numbers: npt.NDArray[Any]) -> NoReturn:
+    first = int(odd.argmax())
+    place = [int(index) for index in np.unravel_index(first, odd.shape)]
+    raise InvalidInput(f"{name}: expected {expected}, got {numbers.reshape(-1)[first]} at {place}")

@@ -9,6 +9,7 @@ which falls back to it, so that only this one ever words an error.
 import codecs
 import json
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Protocol
@@ -16,7 +17,9 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from service.codecs.checks import kind_of
+from service.codecs.checks import kind_of, shown
+from service.codecs.datatypes import FLOAT_MASK
+from service.codecs.signatures import recognised
 from service.errors import InvalidInput
 
 MAX_RANK: Final = 5
@@ -76,7 +79,7 @@ class Reader(Protocol):
         ...
 
     def bools(self, node: Node, where: str) -> Nested:
-        """Return an array of `true` and `false`."""
+        """Return an array of `true` and `false`, or of 1 and 0."""
         ...
 
     def integers(self, node: Node, where: str, dtype: np.dtype[Any]) -> Nested:
@@ -95,19 +98,24 @@ class ExactReader:
         try:
             text = body.removeprefix(codecs.BOM_UTF8).decode()
         except UnicodeDecodeError as error:
-            raise InvalidInput(f"body: expected UTF-8, got another byte at {error.start}") from None
+            found = recognised(body) or f"byte 0x{body[error.start]:02x} at {error.start}"
+            raise InvalidInput(f"body: expected JSON in UTF-8, got {found}") from None
         if not text.strip():
             raise InvalidInput("body: expected a JSON object, got nothing")
         try:
             self._document = _DECODER.decode(text)
         except json.JSONDecodeError as error:
-            raise InvalidInput(
-                f"body: expected JSON, got a mistake at character {error.pos}: {error.msg}"
-            ) from None
+            found = recognised(body) or f"a mistake at character {error.pos}: {error.msg}"
+            raise InvalidInput(f"body: expected JSON, got {found}") from None
         except RecursionError:
-            raise InvalidInput("body: expected less deeply nested JSON") from None
+            raise InvalidInput(
+                "body: expected less deeply nested JSON, got too many levels"
+            ) from None
         except ValueError:  # Python's own limit on the digits of an integer
-            raise InvalidInput("body: a number has too many digits") from None
+            raise InvalidInput(
+                f"body: expected integers of at most {sys.get_int_max_str_digits()} digits,"
+                " got a longer one"
+            ) from None
 
     def root(self) -> dict[str, Node]:
         """See `Reader.root`."""
@@ -162,7 +170,9 @@ def walk(
             leaves = children
             break
         if len(counts) == MAX_RANK:
-            raise InvalidInput(f"{where}: expected at most {MAX_RANK - 1} levels of arrays")
+            raise InvalidInput(
+                f"{where}: expected at most {MAX_RANK - 1} levels of arrays, got more"
+            )
         level = children
     values = to_array(leaves)
     if values is None:
@@ -190,7 +200,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(members) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise InvalidInput(f"body: the key {twice[:64]!r} stands there twice")
+        raise InvalidInput(f"body: expected each key of an object once, got {twice[:64]!r} twice")
     return members
 
 
@@ -222,7 +232,8 @@ def _refuse_leaf(
     place = where + nested.place(odd)
     if isinstance(leaves[odd], _Overflow) or (type(leaves[odd]) is int and to_array is _to_floats):
         _refuse_beyond(place)
-    raise InvalidInput(f"{place}: expected {_WANTED[to_array]}, got {kind_of(leaves[odd])}")
+    hint = f"; {FLOAT_MASK}" if to_array is to_bools and type(leaves[odd]) is float else ""
+    raise InvalidInput(f"{place}: expected {_WANTED[to_array]}, got {shown(leaves[odd])}{hint}")
 
 
 def _refuse_beyond(place: str) -> NoReturn:
@@ -240,8 +251,10 @@ def _to_floats(leaves: list[Any]) -> npt.NDArray[np.float64] | None:
 
 
 def to_bools(leaves: list[Any]) -> npt.NDArray[np.bool_] | None:
-    """Return leaves that are all booleans as an array; None = one is not."""
-    return np.array(leaves, np.bool_) if {type(leaf) for leaf in leaves} <= {bool} else None
+    """Return leaves that are all booleans, or 0 and 1, as an array; None = one is not."""
+    kinds = set(map(type, leaves))
+    is_mask = kinds <= {bool} or (kinds <= {bool, int} and set(leaves) <= {0, 1})
+    return np.array(leaves, np.bool_) if is_mask else None
 
 
 def _to_integers(dtype: np.dtype[Any]) -> Callable[[list[Any]], npt.NDArray[Any] | None]:
@@ -270,6 +283,6 @@ TO_INTEGERS: Final = {
 
 _WANTED: Final[dict[Any, str]] = {
     _to_floats: "a number",
-    to_bools: "true or false",
+    to_bools: "true, false, 1 or 0",
     **{take: f"a whole number of {name.upper()}" for name, take in TO_INTEGERS.items()},
 }

@@ -7,22 +7,21 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from service.codecs.checks import check_known, kind_of
-from service.codecs.datatypes import BOOL, DTYPES, FP32, INTEGERS, NUMBERS, to_floats
+from service.codecs.checks import check_known, kind_of, shown
+from service.codecs.datatypes import (
+    BOOL,
+    DTYPES,
+    INPUTS,
+    INTEGERS,
+    check_datatype,
+    to_floats,
+)
 from service.codecs.json_reader import MAX_RANK, Nested, Node, Reader
+from service.codecs.names import check_names
 from service.codecs.shared_memory import Place, Slot, checked_size
-from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK
 from service.errors import InvalidInput
 
 REGION: Final = "shared_memory_region"
-
-_INPUTS: Final = {
-    EMBEDDINGS: FP32,
-    MEMORY: FP32,
-    ATTEND_MASK: BOOL,
-    PAIR_MASK: BOOL,
-    HEAD_MASK: FP32,
-}
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -62,16 +61,18 @@ def inputs_of(
         where = f"inputs[{i}]"
         check_known(entry, ("name", "shape", "datatype", "parameters", "data"), where)
         name = name_of(reader, entry, where)
-        check_known([name], _INPUTS, where)
+        check_names([name], INPUTS, where)
         if name in {*arrays, *trailing, *borrowed}:
-            raise InvalidInput(f"{where}: {name} is given twice")
+            raise InvalidInput(f"{where}: expected each input once, got {name} twice")
         shape = _shape(reader, entry, where)
         datatype = _datatype(reader, entry, name, where)
         parameters = parameters_of(reader, entry, f"{where}.parameters")
         size = parameters.get("binary_data_size")
-        if ("data" in entry) + (size is not None) + (REGION in parameters) != 1:
+        places = ("data" in entry) + (size is not None) + (REGION in parameters)
+        if places != 1:
             raise InvalidInput(
-                f"{name}: expected one of data, parameters.binary_data_size and parameters.{REGION}"
+                f"{name}: expected one of data, parameters.binary_data_size and"
+                f" parameters.{REGION}, got {places or 'none'}"
             )
         if size is not None:
             byte_size = _check_size(size, "binary_data_size", name, datatype, shape)
@@ -126,30 +127,30 @@ def slot_of(parameters: dict[str, Any], where: str) -> Slot:
 
 def _shape(reader: Reader, entry: Mapping[str, Node], where: str) -> tuple[int, ...]:
     shape = reader.plain(entry["shape"]) if "shape" in entry else None
-    sizes = shape if isinstance(shape, list) and len(shape) <= MAX_RANK else [None]
-    if not all(type(size) is int and 1 <= size < 2**31 for size in sizes):
-        raise InvalidInput(
-            f"{where}.shape: expected an array of whole numbers from 1, at most {MAX_RANK}"
-        )
-    return tuple(sizes)
+    expected = f"{where}.shape: expected an array of whole numbers from 1, at most {MAX_RANK}, got"
+    if not isinstance(shape, list):
+        raise InvalidInput(f"{expected} {shown(shape)}")
+    if len(shape) > MAX_RANK:
+        raise InvalidInput(f"{expected} {len(shape)} numbers")
+    for size in shape:
+        if type(size) is not int or not 1 <= size < 2**31:
+            raise InvalidInput(f"{expected} {shown(size)}")
+    return tuple(shape)
 
 
 def _datatype(reader: Reader, entry: Mapping[str, Node], name: str, where: str) -> str:
     datatype = reader.plain(entry["datatype"]) if "datatype" in entry else None
-    wanted = _INPUTS[name]
-    if datatype == wanted:
-        return wanted
-    if isinstance(datatype, str) and datatype in NUMBERS and wanted == FP32:
-        return datatype
-    found = repr(datatype[:64]) if isinstance(datatype, str) else kind_of(datatype)
-    others = f" or another of {', '.join(NUMBERS)}" if wanted == FP32 else ""
-    raise InvalidInput(f"{where}.datatype: {name}: expected {wanted}{others}, got {found}")
+    place = f"{where}.datatype: {name}"
+    if not isinstance(datatype, str):
+        raise InvalidInput(f"{place}: expected {INPUTS[name]}, got {kind_of(datatype)}")
+    check_datatype(datatype[:64], INPUTS[name], place)
+    return datatype
 
 
 def _from_json(
     reader: Reader, node: Node, name: str, datatype: str, shape: tuple[int, ...]
 ) -> npt.NDArray[Any]:
-    if datatype == BOOL:
+    if INPUTS[name] == BOOL:
         nested = reader.bools(node, name)
     elif datatype in INTEGERS:
         nested = reader.integers(node, name, INTEGERS[datatype])
@@ -163,7 +164,7 @@ def _from_json(
             f" got {_found_shape(nested)}"
         )
     array = nested.values.reshape(shape)
-    return to_floats(array, name) if datatype in INTEGERS else array
+    return to_floats(array, name) if array.dtype.kind in "iu" else array
 
 
 def _found_shape(nested: Nested) -> str:

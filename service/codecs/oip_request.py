@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from service.codecs.checks import check_known, kind_of
-from service.codecs.datatypes import from_bytes
+from service.codecs.checks import check_known, kind_of, shown
+from service.codecs.datatypes import INPUTS, from_bytes
 from service.codecs.json_bounds import JsonBounds, JsonCounts, weighed
 from service.codecs.json_reader import Node, Reader
+from service.codecs.names import HEADS, check_names, check_parameters
 from service.codecs.offload import Size
 from service.codecs.oip_inputs import (
     REGION,
@@ -30,7 +31,7 @@ from service.codecs.oip_inputs import (
     parameters_of,
     slot_of,
 )
-from service.codecs.options import MAX_TIMEOUT_S, checked, checked_heads
+from service.codecs.options import MAX_TIMEOUT_S, checked, checked_heads, heads_of_text
 from service.codecs.shared_memory import Slot
 from service.codecs.simdjson_reader import read
 from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, OUTPUT, WEIGHTS_SUFFIX
@@ -58,19 +59,26 @@ _STATELESS: Final[dict[str, tuple[tuple[type, object], ...]]] = {
 }
 """The parameters of calls that belong together, and with which values they say: it does not."""
 
+_PARAMETERS: Final = (
+    "causal",
+    "priority",
+    "timeout",
+    HEADS,
+    "binary_data_output",
+    *_STATELESS,
+)
+"""The parameters of a request that are read; the protocol has unknown ones passed over."""
+
 _REMEMBERED_BYTES: Final = 2048
 """Longer JSON headers are read anew each time; callers repeat the short ones, call for call."""
 
-_CONVERTED: Final = (b"FP16", b"FP64", b"INT")
+_CONVERTED: Final = (b"FP16", b"BF16", b"FP64", b"INT")
 _PER_CONVERTED_BYTE: Final = 4
 _CONVERTED_BYTES: Final = 2**20
 """
 Tensors of these datatypes are more work than others, 2 to 3 ns a byte; that counts from so
 many bytes of all tensors on.
 """
-
-_DIGITS: Final = 10
-"""Fewer digits than that number a head."""
 
 
 @dataclass(eq=False, slots=True)
@@ -208,7 +216,9 @@ def arrays_of(asked: InferRequest, binary: memoryview) -> Arrays:
                 f"{name}: expected {place.byte_size} bytes of binary data,"
                 f" got {max(0, len(binary) - place.offset)}"
             )
-        arrays[name] = from_bytes(binary, place.offset, place.datatype, place.shape, name)
+        arrays[name] = from_bytes(
+            binary, place.offset, place.datatype, place.shape, name, INPUTS[name]
+        )
     if end != len(binary):
         raise InvalidInput(
             f"body: expected {end} bytes of binary tensors after the JSON header, got {len(binary)}"
@@ -229,21 +239,21 @@ def borrow(request: InferRequest, places: Places, limit_bytes: int) -> InferRequ
         raise TooLarge(f"inputs: at most {limit_bytes} bytes in shared memory, got {size}")
     arrays = dict(request.arrays)
     for name, borrowed in request.borrowed.items():
-        content = places[name].read()
-        arrays[name] = from_bytes(content, 0, borrowed.datatype, borrowed.shape, name)
+        content, datatype = places[name].read(), borrowed.datatype
+        arrays[name] = from_bytes(content, 0, datatype, borrowed.shape, name, INPUTS[name])
     return replace(request, arrays=arrays, borrowed={})
 
 
 def _header_size(text: str, body_size: int) -> int:
     if not text.isascii() or not text.isdigit():
         raise InvalidInput(
-            f"header Inference-Header-Content-Length: expected a number, got {text[:64]!r}"
+            f"header Inference-Header-Content-Length: expected a number of bytes, got {text[:64]!r}"
         )
     size = int(text[:20])
     if size == 0:
         raise InvalidInput(
-            "header Inference-Header-Content-Length: expected a JSON header, got 0; a raw body"
-            " cannot say which of two free axes is which"
+            "header Inference-Header-Content-Length: expected at least 1, got 0: tensors without"
+            " JSON before them cannot say which of two free axes is which"
         )
     if size > body_size:
         raise InvalidInput(
@@ -275,7 +285,7 @@ _read_again = lru_cache(_REMEMBERED)(_read)
 def _decode(reader: Reader, *, with_weights: bool, timeout_s: float | None) -> InferRequest:
     root = reader.root()
     # kserve's client repeats the model's name in the body; the path is what counts.
-    check_known(root, ("id", "parameters", "inputs", "outputs", "model_name"), "body")
+    check_names(root, ("id", "parameters", "inputs", "outputs", "model_name"), "body")
     request_id = reader.plain(root["id"]) if "id" in root else ""
     if not isinstance(request_id, str):
         raise InvalidInput(f"id: expected a string, got {kind_of(request_id)}")
@@ -302,54 +312,56 @@ def _options(
     with_weights: bool,
 ) -> Options:
     _check_reserved(parameters)
-    raw: dict[str, object] = {"weights": ATTENTION_WEIGHTS in outputs, "timeout_s": timeout_s}
+    raw: dict[str, object] = {"weights": ATTENTION_WEIGHTS in outputs}
     if "timeout" in parameters:
         timeout = parameters["timeout"]
         whole = isinstance(timeout, int) and not isinstance(timeout, bool)
         if not whole or not 0 <= timeout <= MAX_TIMEOUT_S * 1e6:
             raise InvalidInput(
-                f"parameters.timeout: expected whole microseconds up to {MAX_TIMEOUT_S * 1e6:.0f}"
+                f"parameters.timeout: expected whole microseconds up to {MAX_TIMEOUT_S * 1e6:.0f},"
+                f" got {shown(timeout)}"
             )
-        raw["timeout_s"] = timeout / 1e6 if timeout else timeout_s
+        raw["timeout_s"] = timeout / 1e6 if timeout else None
     raw |= {key: parameters[key] for key in ("causal", "priority") if key in parameters}
-    options = checked(raw)
-    if "heads" not in parameters:
+    options = checked(raw, timeout_s)
+    if HEADS not in parameters:
         return options
     if not with_weights:
         raise InvalidInput(
-            f"parameters.heads: heads are chosen from the {ATTENTION_WEIGHTS} of the model"
-            f" <name>{WEIGHTS_SUFFIX}; this one has none"
+            f"parameters.heads: expected none, got some: heads are chosen from the"
+            f" {ATTENTION_WEIGHTS} of the model <name>{WEIGHTS_SUFFIX}; this one has none"
         )
-    return replace(options, heads=_heads(parameters["heads"]))
+    return replace(options, heads=_heads(parameters[HEADS]))
 
 
 def _check_reserved(parameters: dict[str, Any]) -> None:
     """
-    Return when no parameter asks for what only a server with sequences of calls has.
+    Return when no parameter asks for what is not done here, or is done under another name.
 
     Raises:
         InvalidInput: one does, or has a name that the protocol reserves.
     """
+    check_parameters(parameters, _PARAMETERS, "parameters")
     for key, value in parameters.items():
         if key.startswith(_RESERVED):
             raise InvalidInput(
-                f"parameters.{key[:64]}: names beginning with {_RESERVED} are reserved"
+                f"parameters: expected no name beginning with {_RESERVED}, which is reserved,"
+                f" got {key[:64]!r}"
             )
         if key in _STATELESS and (type(value), value) not in _STATELESS[key]:
-            raise InvalidInput(f"parameters.{key}: expected none; calls are independent here")
+            raise InvalidInput(
+                f"parameters.{key}: expected none, got {shown(value)}; calls are independent here"
+            )
 
 
 def _heads(value: object) -> tuple[int, ...]:
     """Return the heads of `[0, 3]`, or of `"0,3"` from clients whose parameters are no arrays."""
     where = "parameters.heads"
-    if not isinstance(value, str):
-        if not isinstance(value, list):
-            raise InvalidInput(f'{where}: expected "0,3" or [0, 3], got {kind_of(value)}')
-        return checked_heads(value, where)
-    texts = [text.strip() for text in value.split(",")]
-    if not all(text.isascii() and text.isdigit() and len(text) < _DIGITS for text in texts):
-        raise InvalidInput(f'{where}: expected numbers like "0,3", got {value[:64]!r}')
-    return tuple(map(int, texts))
+    if isinstance(value, str):
+        return heads_of_text(where, value)
+    if not isinstance(value, list):
+        raise InvalidInput(f'{where}: expected "0,3" or [0, 3], got {shown(value)}')
+    return checked_heads(value, where)
 
 
 def _outputs(
@@ -368,14 +380,19 @@ def _outputs(
         check_known(entry, ("name", "parameters"), where)
         name = name_of(reader, entry, where)
         if name == ATTENTION_WEIGHTS and not with_weights:
-            raise InvalidInput(f"{where}: {name} is an output of the model <name>{WEIGHTS_SUFFIX}")
+            raise InvalidInput(
+                f"{where}: expected {OUTPUT}, got {name!r}, an output of the model"
+                f" <name>{WEIGHTS_SUFFIX}"
+            )
         if name not in declared:
             raise InvalidInput(f"{where}: expected {' or '.join(declared)}, got {name[:64]!r}")
         if name in outputs:
-            raise InvalidInput(f"{where}: {name} is asked for twice")
+            raise InvalidInput(f"{where}: expected each output once, got {name} twice")
         own = parameters_of(reader, entry, f"{where}.parameters")
         if "classification" in own:
-            raise InvalidInput(f"{where}.parameters.classification: not offered; expected none")
+            raise InvalidInput(
+                f"{where}.parameters.classification: expected none, got one: not offered"
+            )
         outputs[name] = flag_of(own, "binary_data", f"{where}.parameters", default=by_default)
         if REGION in own:
             outputs[name], kept[name] = False, slot_of(own, f"{where}.parameters")

@@ -11,6 +11,7 @@ import orjson
 
 from service.codecs.chunks import Chunk, gathered, json_array, raw
 from service.codecs.datatypes import DTYPES, FP32
+from service.codecs.names import HEADS
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
@@ -45,13 +46,15 @@ def encode(
         places[name].write(little.reshape(-1).view(np.uint8).data)
     binary = [tensor for name, tensor in tensors.items() if request.outputs[name]]
     if not binary:
-        return None, None, gathered(_header(_head(model, version, request.id), tensors, request))
+        head = _head(model, version, request.id, answer.heads)
+        return None, None, gathered(_header(head, tensors, request))
     if len(binary) == len(tensors):
         shapes = tuple([(name, tensor.shape) for name, tensor in tensors.items()])
         header_of = _binary_header_again if len(request.id) <= _ID else _binary_header
-        header = header_of(model, version, request.id, shapes)
+        header = header_of(model, version, request.id, answer.heads, shapes)
     else:
-        header = _aligned(b"".join(_header(_head(model, version, request.id), tensors, request)))
+        head = _head(model, version, request.id, answer.heads)
+        header = _aligned(b"".join(_header(head, tensors, request)))
     size = len(header)
     pieces = itertools.chain([header], *[raw(tensor) for tensor in binary])
     return size + sum([tensor.nbytes for tensor in binary]), size, pieces
@@ -99,17 +102,33 @@ def _asked_for(request: InferRequest, answer: Answer) -> dict[str, Floats]:
     return {name: tensor for name in request.outputs if (tensor := named[name]) is not None}
 
 
-def _head(model: str, version: int, request_id: str) -> dict[str, Any]:
+def _head(
+    model: str, version: int, request_id: str, heads: tuple[int, ...] | None
+) -> dict[str, Any]:
+    """
+    Return what an answer says before its tensors; it names a subset of heads: `0,3`.
+
+    It does so beside the outputs, because a client that finds parameters at one in shared
+    memory looks for its bytes (perf_analyzer).
+    """
     head: dict[str, Any] = {"model_name": model, "model_version": str(version)}
-    return head | {"id": request_id} if request_id else head
+    if request_id:
+        head["id"] = request_id
+    if heads is not None:
+        head["parameters"] = {HEADS: ",".join(map(str, heads))}
+    return head
 
 
 def _binary_header(
-    model: str, version: int, request_id: str, shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    model: str,
+    version: int,
+    request_id: str,
+    heads: tuple[int, ...] | None,
+    shapes: tuple[tuple[str, tuple[int, ...]], ...],
 ) -> bytes:
     """Return the JSON of an answer whose tensors are all binary."""
     outputs = [_entry(name, shape, binary=True) for name, shape in shapes]
-    return _aligned(orjson.dumps(_head(model, version, request_id) | {"outputs": outputs}))
+    return _aligned(orjson.dumps(_head(model, version, request_id, heads) | {"outputs": outputs}))
 
 
 _binary_header_again = lru_cache(_REMEMBERED)(_binary_header)

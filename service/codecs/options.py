@@ -1,49 +1,99 @@
-"""The options of a call, wherever they stand: in a JSON body, a query string or a header."""
+"""
+The options of a call, wherever they stand.
 
+In a JSON body they are typed; in a query string and in the metadata of a safetensors body
+they are texts, of the same names and meanings.  What is said in two places must be the same;
+only the header's time limit is a default that the others override.
+"""
+
+import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from service.codecs.checks import check_known, kind_of
+from service.codecs.checks import check_known, kind_of, shown
+from service.codecs.names import HEADS, OPTIONS, check_names
 from service.errors import InvalidInput
 from service.inference.calls import Options
 
-NAMES: Final = ("model", "weights", "causal", "timeout_s", "priority")
+TEXT_NAMES: Final = (*OPTIONS, HEADS)
+"""Those in a query and in metadata, where `heads=0,3` is also written `weights=0,3`."""
+
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 MAX_TIMEOUT_S: Final = 3600.0
 MAX_PRIORITY: Final = 2**31 - 1
 
+_TIMEOUT_FIELD: Final = "header X-Request-Timeout-S"
 
-def from_query(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> dict[str, object]:
+_DIGITS: Final = 10
+"""Fewer digits than that number a head."""
+
+
+def from_texts(pairs: Iterable[tuple[str, str]], where: str) -> dict[str, object]:
     """
-    Return the options of a query string and of the time-limit header, typed.
+    Return options that came as texts, typed as in JSON; `where` names the place: `query`.
 
     Raises:
-        InvalidInput: an unknown or repeated key, or a value of the wrong type.
+        InvalidInput: an unknown or repeated key, a value of the wrong type, or heads beside
+            weights that are not asked for.
     """
     pairs = list(pairs)
-    check_known((key for key, _ in pairs), NAMES, "query")
+    check_names((key for key, _ in pairs), TEXT_NAMES, where)
     options: dict[str, object] = {}
-    if TIMEOUT_HEADER in headers:
-        options["timeout_s"] = _number("header X-Request-Timeout-S", headers[TIMEOUT_HEADER])
-    seen = set()
     for key, text in pairs:
-        if key in seen:
-            raise InvalidInput(f"query: {key} stands there twice")
-        seen.add(key)
+        if key in options:
+            raise InvalidInput(f"{where}: {key}: expected once, got it twice")
+        place = f"{where}: {key}"
         match key:
             case "model":
                 options[key] = text
-            case "weights" | "causal":
-                options[key] = _boolean(f"query: {key}", text)
+            case "causal":
+                options[key] = _boolean(place, text)
+            case "weights":
+                options[key] = _text_weights(place, text)
+            case "heads":
+                options[key] = {HEADS: list(heads_of_text(place, text))}
             case _:
-                options[key] = _number(f"query: {key}", text)
-    return options
+                options[key] = _number(place, text)
+    heads = options.pop(HEADS, None)
+    if heads is not None and options.get("weights", True) not in (True, heads):
+        raise InvalidInput(
+            f"{where}: heads: expected weights=true or the same heads beside it, got others"
+        )
+    return options if heads is None else options | {"weights": heads}
 
 
-def checked(raw: Mapping[str, object]) -> Options:
+def header_timeout(headers: Mapping[str, str]) -> float | None:
     """
-    Return the options of a mapping that holds no other keys.
+    Return the time limit that a request's header gives, which any other one overrides.
+
+    Raises:
+        InvalidInput: not a number, or out of bounds.
+    """
+    if TIMEOUT_HEADER not in headers:
+        return None
+    return _timeout(_number(_TIMEOUT_FIELD, headers[TIMEOUT_HEADER]), _TIMEOUT_FIELD)
+
+
+def combined(
+    outer: Mapping[str, object], inner: Mapping[str, object], places: str
+) -> dict[str, object]:
+    """
+    Return the options of two places; the header's time limit gives way: see `header_timeout`.
+
+    Raises:
+        InvalidInput: they contradict each other; `places` names both.
+    """
+    for key, value in inner.items():
+        if outer.get(key, value) != value:
+            found = " and ".join(json.dumps(one)[:64] for one in (value, outer[key]))
+            raise InvalidInput(f"{key}: expected the same in {places}, got {found}")
+    return {**outer, **inner}
+
+
+def checked(raw: Mapping[str, object], timeout_s: float | None = None) -> Options:
+    """
+    Return the options of a mapping that holds no other keys; `timeout_s` = where it has none.
 
     Raises:
         InvalidInput: a value of the wrong type or out of bounds.
@@ -51,14 +101,14 @@ def checked(raw: Mapping[str, object]) -> Options:
     model = raw.get("model")
     if model is not None and not isinstance(model, str):
         raise InvalidInput(f"model: expected a string, got {kind_of(model)}")
-    timeout_s = raw.get("timeout_s")
+    own_timeout_s = raw.get("timeout_s")
     weights, heads = _weights(raw.get("weights", False))
     return Options(
         model=model,
         weights=weights,
         heads=heads,
         causal=_flag("causal", raw.get("causal", False)),
-        timeout_s=None if timeout_s is None else _timeout(timeout_s),
+        timeout_s=timeout_s if own_timeout_s is None else _timeout(own_timeout_s, "timeout_s"),
         priority=_priority(raw.get("priority", 0)),
     )
 
@@ -74,10 +124,25 @@ def checked_heads(value: object, where: str) -> tuple[int, ...]:
         raise InvalidInput(f"{where}: expected an array of heads, got {kind_of(value)}")
     if not value:
         raise InvalidInput(f"{where}: expected at least one head, got none")
-    for head in value:
+    for i, head in enumerate(value):
         if type(head) is not int:
-            raise InvalidInput(f"{where}: expected heads by number, from 0, got {kind_of(head)}")
+            raise InvalidInput(f"{where}[{i}]: expected heads by number, from 0, got {shown(head)}")
     return tuple(value)
+
+
+def heads_of_text(
+    where: str, text: str, expected: str = "heads by number, from 0, such as 0,3"
+) -> tuple[int, ...]:
+    """
+    Return the heads of `0,3`; `expected` is for the message.
+
+    Raises:
+        InvalidInput: not whole numbers with commas between them.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < _DIGITS for part in parts):
+        raise InvalidInput(f"{where}: expected {expected}, got {text[:64]!r}")
+    return tuple(map(int, parts))
 
 
 def _weights(value: object) -> tuple[bool, tuple[int, ...] | None]:
@@ -88,32 +153,46 @@ def _weights(value: object) -> tuple[bool, tuple[int, ...] | None]:
         raise InvalidInput(
             f'weights: expected true, false or {{"heads": [0, 3]}}, got {kind_of(value)}'
         )
-    check_known(value, ("heads",), "weights")
-    heads = value.get("heads")
+    check_known(value, (HEADS,), "weights")
+    heads = value.get(HEADS)
     return True, None if heads is None else checked_heads(heads, "weights.heads")
+
+
+def _text_weights(where: str, text: str) -> object:
+    """Return the weights of a text as JSON has them: true, false or an object with heads."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if text in ("0", "1"):
+        raise InvalidInput(
+            f"{where}: expected true, false or heads, got {text!r}, which may mean either;"
+            f" say {where.split(': ')[-1]}=true, or heads={text} for one head"
+        )
+    return {HEADS: list(heads_of_text(where, text, "true, false or heads such as 0,3"))}
 
 
 def _flag(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
-    raise InvalidInput(f"{name}: expected true or false, got {kind_of(value)}")
+    raise InvalidInput(f"{name}: expected true or false, got {shown(value)}")
 
 
-def _timeout(value: object) -> float:
+def _timeout(value: object, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(f"timeout_s: expected a number of seconds, got {kind_of(value)}")
+        raise InvalidInput(f"{where}: expected a number of seconds, got {kind_of(value)}")
     if not 0 < value <= MAX_TIMEOUT_S:  # also false for NaN
-        told = f"{value:g}" if abs(value) < 2**53 else "a number without measure"
-        raise InvalidInput(f"timeout_s: expected above 0 and at most {MAX_TIMEOUT_S:g}, got {told}")
+        raise InvalidInput(
+            f"{where}: expected seconds above 0 and at most {MAX_TIMEOUT_S:g}, got {shown(value)}"
+        )
     return float(value)
 
 
 def _priority(value: object) -> int:
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not whole:
-        raise InvalidInput("priority: expected 0 (default) or a whole number from 1 (highest)")
-    if not 0 <= value <= MAX_PRIORITY:  # type: ignore[operator]
-        raise InvalidInput(f"priority: expected 0 to {MAX_PRIORITY}")
+    if isinstance(value, bool) or not whole or not 0 <= value <= MAX_PRIORITY:  # type: ignore[operator]
+        raise InvalidInput(
+            "priority: expected 0 (default) or a whole number from 1 (highest) to"
+            f" {MAX_PRIORITY}, got {shown(value)}"
+        )
     return int(value)  # type: ignore[call-overload, no-any-return]
 
 

@@ -40,10 +40,15 @@ class RawTensor:
     """A tensor in a body: little-endian and row-major."""
 
     dtype: str
-    """One of `ITEM_BYTES`."""
+    """As the header has it; its size is only known to be right for one of `ITEM_BYTES`."""
     shape: tuple[int, ...]
     start: int
     data: memoryview
+
+    @property
+    def count(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +118,21 @@ def _tensor(name: str, entry: object, content: memoryview) -> RawTensor:
     dtype, shape = entry.get("dtype"), _sizes(entry.get("shape"))
     if not isinstance(dtype, str):
         raise _mistake(f"{name}: a dtype, got {kind_of(dtype)}")
-    if dtype not in ITEM_BYTES:
-        raise _mistake(f"{name}: one of {', '.join(ITEM_BYTES)}; dtype {dtype[:64]} is not read")
     # No array has more bytes than an address can name, not even if one size is 0.
     is_possible = shape is not None and math.prod(max(1, size) for size in shape) < 2**60
     if shape is None or not is_possible or len(shape) > _MAX_RANK:
         raise _mistake(f"{name}: a shape of at most {_MAX_RANK} sizes, got another")
-    size = math.prod(shape) * ITEM_BYTES[dtype]
     offsets = _sizes(entry.get("data_offsets"))
-    if offsets is None or len(offsets) != 2:
-        raise _mistake(f"{name}: data_offsets of two numbers, got others")
+    if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _mistake(f"{name}: data_offsets of two numbers, the lower first, got others")
     start, end = offsets
+    size = math.prod(shape) * ITEM_BYTES[dtype] if dtype in ITEM_BYTES else end - start
     if end - start != size or end > len(content):
         raise _mistake(
             f"{name}: data_offsets of {size} bytes for {dtype} {list(shape)} within the"
             f" {len(content)} that follow the header, got {start} and {end}"
         )
-    return RawTensor(dtype, shape, start, content[start:end])
+    return RawTensor(dtype[:64], shape, start, content[start:end])
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from service.codecs.checks import kind_of, shown
 from service.errors import Disabled, InvalidInput, NotFound
 
 MAX_REGIONS: Final = 64
@@ -153,11 +154,16 @@ class SharedMemory:
         """
         self.check_offered()
         if len(name) > MAX_NAME:
-            raise InvalidInput(f"{_shown(name)}: expected a name of at most {MAX_NAME} characters")
+            raise InvalidInput(
+                f"{_shown(name)}: expected a name of at most {MAX_NAME} characters, got {len(name)}"
+            )
         if name in self._regions:
             raise InvalidInput(f"{_shown(name)}: already in manager; unregister it first")
         if len(self._regions) >= MAX_REGIONS:
-            raise InvalidInput(f"{_shown(name)}: at most {MAX_REGIONS} regions may be registered")
+            raise InvalidInput(
+                f"{_shown(name)}: at most {MAX_REGIONS} regions may be registered; unregister"
+                " one first"
+            )
         key = _checked_key(key)
         offset = checked_size("offset", offset, least=0)
         byte_size = checked_size("byte_size", byte_size, least=1)
@@ -222,7 +228,9 @@ class SharedMemory:
     def _region(self, name: str) -> Region:
         region = self._regions.get(name)
         if region is None:
-            raise NotFound(f"{_shown(name)}: no region of that name is registered")
+            raise NotFound(
+                f"{_shown(name)}: no region of that name is registered; register it first"
+            )
         return region
 
 
@@ -234,17 +242,22 @@ def checked_size(name: str, value: object, *, least: int) -> int:
         InvalidInput: not a whole number, too small, or beyond what a file may hold.
     """
     if type(value) is not int or not least <= value < 2**62:
-        raise InvalidInput(f"{name}: expected a whole number of bytes from {least}")
+        raise InvalidInput(
+            f"{name}: expected a whole number of bytes from {least}, got {shown(value)}"
+        )
     return value
 
 
 def _checked_key(key: object) -> str:
     if not isinstance(key, str) or not _KEY.fullmatch(key) or key in ("/.", "/.."):
         raise InvalidInput(
-            "key: expected / and a name of letters, digits, dots, underscores and hyphens"
+            "key: expected / and a name of letters, digits, dots, underscores and hyphens, got"
+            f" {repr(key[:64]) if isinstance(key, str) else kind_of(key)}"
         )
     if key.startswith(_RESERVED):
-        raise InvalidInput(f"key: names from {', '.join(_RESERVED)} on are reserved")
+        raise InvalidInput(
+            f"key: names from {', '.join(_RESERVED)} on are reserved, got {key[:64]!r}"
+        )
     return key
 
 

@@ -44,6 +44,9 @@ _KEPT_BYTES: Final = 16 * 2**20
 
 _kept = threading.local()
 
+_HOLD_MORE: Final = {list, dict, str}
+"""The types of values whose text may hold brackets and colons."""
+
 _T = TypeVar("_T")
 
 
@@ -76,10 +79,21 @@ def read(
         result = decode(fast)
     except (Irregular, InvalidInput):
         return decode(ExactReader(body))
-    # Every array that `decode` saw is counted: one more bracket is an array among numbers.
-    if fast.arrays != arrays:
+    # What `decode` saw is counted.  One more bracket is an array among numbers, one more colon
+    # a key that stood twice in an object, or a text that was not read.
+    if fast.arrays != arrays or _has_more_colons(body, fast.colons):
         return decode(ExactReader(body))
     return result
+
+
+def _has_more_colons(body: bytes, count: int) -> bool:
+    """Say whether a body holds more colons; looking for the few there are beats counting all."""
+    place = -1
+    for _ in range(count + 1):
+        place = body.find(b":", place + 1)
+        if place < 0:
+            return False
+    return True
 
 
 class Irregular(Exception):
@@ -87,10 +101,11 @@ class Irregular(Exception):
 
 
 class SimdjsonReader:
-    """Reads through simdjson; `arrays` counts the arrays it has looked into."""
+    """Reads through simdjson; counts the arrays it has looked into, and the colons it has seen."""
 
     def __init__(self, body: bytes) -> None:
         self.arrays = 0
+        self.colons = 0
         try:
             self._document = _parse(body)
         except (ValueError, RuntimeError) as error:
@@ -148,10 +163,26 @@ class SimdjsonReader:
                 node = node.as_list()
             elif isinstance(node, simdjson.Object):
                 node = node.as_dict()
-            self.arrays += _count_arrays(node)
+            self._count(node)
         except RecursionError as error:
             raise Irregular from error
         return node
+
+    def _count(self, value: object) -> None:
+        """Count what the text of a value holds: simdjson keeps the last of equal keys only."""
+        match value:
+            case str():
+                self.colons += value.count(":")
+            case list():
+                self.arrays += 1
+                if not _HOLD_MORE.isdisjoint(map(type, value)):
+                    for item in value:
+                        self._count(item)
+            case dict():
+                self.colons += len(value)
+                for key, item in value.items():
+                    self._count(key)
+                    self._count(item)
 
     def _members(self, node: Node) -> dict[str, Node]:
         if not isinstance(node, simdjson.Object):
@@ -160,6 +191,7 @@ class SimdjsonReader:
         # simdjson looks a key up by going through all before it.
         if not keys or len(set(keys)) != len(keys):
             raise Irregular
+        self.colons += len(keys) + sum(key.count(":") for key in keys)
         try:
             return {key: node[key] for key in keys}  # `items()` would make Python's own of all
         except KeyError as error:  # simdjson does not find a key that holds U+0000
@@ -177,13 +209,3 @@ def _parse(body: bytes) -> Any:
     except RuntimeError:  # something still looks at the last document
         _kept.parser = simdjson.Parser()
         return _kept.parser.parse(body)
-
-
-def _count_arrays(value: object) -> int:
-    match value:
-        case list():
-            return 1 + sum(_count_arrays(item) for item in value if isinstance(item, list | dict))
-        case dict():
-            return sum(_count_arrays(item) for item in value.values())
-        case _:
-            return 0

@@ -166,6 +166,8 @@ class Answer:
     lengths: Lengths | None
     key_lengths: Lengths | None
     stages: Stages
+    heads: tuple[int, ...] | None = None
+    """Whose weights they are, in their order; None = every head's, or none at all."""
 
     @property
     def nbytes(self) -> int:

@@ -41,6 +41,7 @@ from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavaila
 from service.inference.artifact import Graph
 from service.inference.calls import Bools, Floats, Inputs, Outputs
 from service.inference.cuda import check_cuda
+from service.inference.nonfinite import spoilt
 
 Provider = Literal["cpu", "cuda"]
 
@@ -148,18 +149,24 @@ class OnnxEngine:
         """See `Engine.run`."""
         session = self._concurrent_session if concurrent else self._session
         names = [OUTPUT, ATTENTION_WEIGHTS] if weights else [OUTPUT]
+        found = None
         try:
-            feed = self._feed(inputs, weights=weights)
+            mask = full_mask(inputs)
+            if mask is not None or weights:  # else every query attends to every key
+                found = spoilt(inputs, mask)
+            feed = self._feed(found.inputs if found else inputs, mask, weights=weights)
             results = session.run(names, feed, stop and stop.options)
         except Exception as error:
             # The runtime's exception classes share no base of their own.
             raise InferenceFailed("the runtime refused a batch") from error
         output, *rest = (cast(Floats, result) for result in results)
-        return Outputs(output, rest[0] if weights else None)
+        outputs = Outputs(output, rest[0] if weights else None)
+        return outputs if found is None else found.mark(outputs)
 
-    def _feed(self, inputs: Inputs, *, weights: bool) -> dict[str, npt.NDArray[Any]]:
+    def _feed(
+        self, inputs: Inputs, mask: Bools | None, *, weights: bool
+    ) -> dict[str, npt.NDArray[Any]]:
         rows = inputs.embeddings.shape[0]
-        mask = full_mask(inputs)
         plain = mask is None and inputs.head_mask is None and not weights
         if mask is None:
             length, keys = inputs.embeddings.shape[1], inputs.key_length

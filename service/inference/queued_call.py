@@ -47,7 +47,8 @@ class QueuedCall:
         queue_s = self.started_at - self.queued_at
         stages = Stages(queue_s, self.assembly_s, self.compute_s, self.splitting_s)
         call = self.call
-        return Answer(self.output, self.weights, call.lengths, call.key_lengths, stages)
+        heads = None if self.weights is None else call.heads
+        return Answer(self.output, self.weights, call.lengths, call.key_lengths, stages, heads)
 
 
 def copy_outputs(queued: QueuedCall, slice_: Slice, outputs: Outputs, *, is_alone: bool) -> None:

@@ -7,7 +7,7 @@ E embed_dim, M memory width, H heads.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,8 @@ class Tensors:
     head_mask: Floats | None = None
     lengths: Lengths | None = None
     memory_lengths: Lengths | None = None
+    is_single: bool = field(default=False, init=False)
+    """One sequence, given one rank lower: messages show shapes as they came."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process without the padding, which may be far more than the rest."""
@@ -77,7 +79,8 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
         InvalidInput: a tensor is missing, unwanted or of the wrong shape.
         TooLarge: above a limit.
     """
-    _check_shape(EMBEDDINGS, tensors.embeddings, ("B", "S", layer.embed_dim))
+    single = tensors.is_single
+    _check_shape(EMBEDDINGS, tensors.embeddings, ("B", "S", layer.embed_dim), single=single)
     rows, length, _ = tensors.embeddings.shape
     _check_limits(rows, length, limits)
     keys = _check_memory(tensors, layer, limits)
@@ -85,14 +88,14 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     if padded > limits.max_tokens:
         raise TooLarge(
             f"call: at most {limits.max_tokens} queries and keys with their padding,"
-            f" got {rows} sequences of {length} and {keys}: {padded}"
+            f" got {rows} sequences of {length} and {keys}: {padded}; send fewer at once"
         )
     if options.causal and layer.is_cross:
         raise InvalidInput("causal: expected false for a cross-attention layer, got true")
     if tensors.attend_mask is not None:
-        _check_shape(ATTEND_MASK, tensors.attend_mask, (rows, keys))
+        _check_shape(ATTEND_MASK, tensors.attend_mask, (rows, keys), single=single)
     if tensors.pair_mask is not None:
-        _check_pair_mask(tensors.pair_mask, rows, layer.num_heads, length, keys)
+        _check_pair_mask(tensors, tensors.pair_mask, layer.num_heads, keys)
     head_mask = tensors.head_mask
     if head_mask is not None:
         expected = (layer.num_heads,) if head_mask.ndim == 1 else (rows, layer.num_heads)
@@ -190,36 +193,43 @@ def check_size(name: str, rows: int, length: int, limits: Limits) -> None:
         TooLarge: too many sequences, too long ones, or too many tokens together.
     """
     if rows > limits.max_rows:
-        raise TooLarge(f"{name}: at most {limits.max_rows} sequences, got {rows}")
+        raise TooLarge(
+            f"{name}: at most {limits.max_rows} sequences, got {rows}; send fewer at once"
+        )
     if length > limits.max_length:
         raise TooLarge(f"{name}: at most {limits.max_length} tokens long, got {length}")
     if rows * length > limits.max_tokens:
         raise TooLarge(
             f"{name}: at most {limits.max_tokens} tokens with their padding,"
-            f" got {rows} sequences of {length}"
+            f" got {rows} sequences of {length}; send fewer at once"
         )
 
 
 def add_batch_axis(tensors: Tensors) -> Tensors:
     """Return the tensors of one sequence, given one rank lower, as a batch of one."""
     memory, attend_mask, pair_mask = tensors.memory, tensors.attend_mask, tensors.pair_mask
-    return replace(
+    batch = replace(
         tensors,
         embeddings=tensors.embeddings[None],
         memory=None if memory is None else memory[None],
         attend_mask=None if attend_mask is None else attend_mask[None],
         pair_mask=None if pair_mask is None else pair_mask[None],
     )
+    batch.is_single = True
+    return batch
 
 
-def _check_shape(name: str, tensor: Floats | Bools, expected: tuple[int | str, ...]) -> None:
+def _check_shape(
+    name: str, tensor: Floats | Bools, expected: tuple[int | str, ...], *, single: bool
+) -> None:
+    """Refuse another shape; it is shown as it came, so for a single sequence without [B]."""
     fits = tensor.ndim == len(expected) and all(
         isinstance(want, str) or have == want
         for have, want in zip(tensor.shape, expected, strict=True)
     )
     if not fits:
-        wanted = ", ".join(str(axis) for axis in expected)
-        raise InvalidInput(f"{name}: expected [{wanted}], got {list(tensor.shape)}")
+        wanted = ", ".join(str(axis) for axis in expected[single:])
+        raise InvalidInput(f"{name}: expected [{wanted}], got {list(tensor.shape[single:])}")
 
 
 def _check_limits(rows: int, length: int, limits: Limits) -> None:
@@ -242,7 +252,8 @@ def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
         raise InvalidInput(
             f"{MEMORY}: expected [B, T, {layer.memory_dim}] for a cross-attention layer, got none"
         )
-    _check_shape(MEMORY, tensors.memory, (rows, "T", layer.memory_dim))
+    expected = (rows, "T", layer.memory_dim)
+    _check_shape(MEMORY, tensors.memory, expected, single=tensors.is_single)
     keys = tensors.memory.shape[1]
     if keys < 1:
         raise InvalidInput(f"{MEMORY}: expected at least one key, got none")
@@ -250,16 +261,24 @@ def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
     return int(keys)
 
 
-def _check_pair_mask(mask: Bools, rows: int, heads: int, length: int, keys: int) -> None:
+def _check_pair_mask(tensors: Tensors, mask: Bools, heads: int, keys: int) -> None:
+    rows, length, _ = tensors.embeddings.shape
+    single = tensors.is_single
     fits = mask.ndim == 4 and all(
         have in want
         for have, want in zip(mask.shape, ({1, rows}, {1, heads}, {length}, {keys}), strict=True)
     )
     if not fits:
+        sizes = [_or_one(rows), _or_one(heads), str(length), str(keys)]
+        axes = ["batch", "heads", "queries", "keys"]
         raise InvalidInput(
-            f"{PAIR_MASK}: expected [{rows} or 1, {heads} or 1, {length}, {keys}]"
-            f" (batch, heads, queries, keys), got {list(mask.shape)}"
+            f"{PAIR_MASK}: expected [{', '.join(sizes[single:])}] ({', '.join(axes[single:])}),"
+            f" got {list(mask.shape[single:])}"
         )
+
+
+def _or_one(size: int) -> str:
+    return "1" if size == 1 else f"{size} or 1"
 
 
 def _check_heads(heads: tuple[int, ...] | None, layer: LayerConfig) -> None:
@@ -268,7 +287,7 @@ def _check_heads(heads: tuple[int, ...] | None, layer: LayerConfig) -> None:
     last = layer.num_heads - 1
     odd = next((head for head in heads if not 0 <= head <= last), None)
     if odd is not None:
-        told = odd if abs(odd) < 2**31 else "a number without measure"
+        told = odd if abs(odd) < 2**31 else "a larger number"
         raise InvalidInput(f"weights: expected heads from 0 to {last}, got {told}")
     if len(set(heads)) < len(heads):
         twice = next(head for i, head in enumerate(heads) if head in heads[:i])
@@ -281,7 +300,8 @@ def _check_answer(
     size = _answer_bytes(rows, length, keys, layer, weights=options.weights, heads=options.heads)
     if size > limits.max_answer_bytes:
         raise TooLarge(
-            f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {size}"
+            f"answer: at most {limits.max_answer_bytes} bytes, this call asks for {size}, counted"
+            " as FP32; send fewer sequences at once, or ask for fewer heads' weights"
         )
 
 
@@ -314,4 +334,5 @@ def _check_finite(tensors: Tensors) -> None:
         is_finite = np.isfinite(tensor)
         if not is_finite.all():
             place = [int(i) for i in np.unravel_index(int(is_finite.argmin()), tensor.shape)]
-            raise InvalidInput(f"{name}: expected finite numbers, got another at {place}")
+            found = tensor[tuple(place)]
+            raise InvalidInput(f"{name}: expected finite numbers, got {found} at {place}")

@@ -30,32 +30,45 @@ BOOLS = np.ones(3, bool)
     ("tensors", "message"),
     [
         (dense(embeddings=None), "embeddings: expected a tensor of that name, got none"),
-        (dense(embeddings=np.zeros((1, 2, 8))), "embeddings: expected F32, got float64 [1, 2, 8]"),
+        (
+            dense(embeddings=np.zeros((1, 2, 8), bool)),
+            "embeddings: expected F32 (also read: F16, BF16, F64, I8, I16, I32, I64, U8, U16, U32,"
+            " U64), got 'BOOL'",
+        ),
         (dense(embeddings=np.zeros((1, 2, 7), np.float32)), "expected [B, S, 8], got [1, 2, 7]"),
         (dense(embeddings=np.zeros((2, 8), np.float32)), "expected [B, S, 8], got [2, 8]"),
         (dense(embeddings=np.zeros((0, 4, 8), np.float32)), "at least one sequence of at least"),
         (dense(embeddings=np.zeros((2, 0, 8), np.float32)), "at least one sequence of at least"),
         (dense(embedings=BOOLS), "body: unknown key 'embedings'; did you mean embeddings?"),
-        (dense(attention_mask=BOOLS), "attention_mask: say attend_mask [B, T]"),
-        (dense(attend_mask=np.ones((1, 2), np.int64)), "attend_mask: expected BOOL, got int64"),
+        (dense(attention_mask=BOOLS), "unknown key 'attention_mask': send attend_mask [B, T]"),
+        (
+            dense(attend_mask=np.ones((1, 2), np.float32)),
+            "attend_mask: expected BOOL or whole numbers 0 and 1 (I8, I16, I32, I64, U8, U16, U32,"
+            " U64), got 'F32'; of a float mask that is added to the scores (0 and -inf) send the"
+            " booleans mask == 0",
+        ),
+        (
+            dense(attend_mask=np.array([[1, -1]])),
+            "attend_mask: expected 0 or 1, got -1 at [0, 1]",
+        ),
         (dense(attend_mask=BOOLS), "attend_mask: expected [1, 2], got [3]"),
-        (dense(pair_mask=np.ones((2, 2), bool)), "pair_mask: expected [1 or 1, 2 or 1, 2, 2]"),
-        (dense(pair_mask=np.ones((1, 3, 2, 2), bool)), "pair_mask: expected [1 or 1, 2 or 1, 2"),
+        (dense(pair_mask=np.ones((2, 2), bool)), "pair_mask: expected [1, 2 or 1, 2, 2]"),
+        (dense(pair_mask=np.ones((1, 3, 2, 2), bool)), "pair_mask: expected [1, 2 or 1, 2"),
         (dense(head_mask=np.ones(3, np.float32)), "head_mask: expected [2] or [1, 2], got [3]"),
         (dense(memory=np.ones((1, 1, 6), np.float32)), "memory: expected none for a self-att"),
-        (dense(memory_lengths=np.array([1])), "memory_lengths: expected lengths beside it"),
+        (dense(memory_lengths=np.array([1])), "lengths: expected beside memory_lengths, got none"),
         (packed(lengths=np.array([1, 1])), "embeddings: expected [2, E], the sum of the lengths"),
-        (packed(lengths=np.array([0, 3])), "lengths: expected at least one length, each at least"),
-        (packed(lengths=np.array([-1, 4])), "lengths: expected at least one length, each at least"),
+        (packed(lengths=np.array([0, 3])), "lengths[0]: expected at least one length, each at l"),
+        (packed(lengths=np.array([-1, 4])), "lengths[0]: expected at least one length, each at l"),
         (packed(lengths=np.zeros(0, np.int64)), "lengths: expected at least one length"),
-        (packed(lengths=np.array([1, 2], np.int32)), "lengths: expected INT64 [B], got int32 [2]"),
-        (packed(lengths=np.array([[1, 2]])), "lengths: expected INT64 [B], got int64 [1, 2]"),
+        (packed(lengths=np.array([1.0, 2.0])), "lengths: expected whole numbers [B], such as I64"),
+        (packed(lengths=np.array([[1, 2]])), "such as I64, got I64 [1, 2]"),
         (packed(attend_mask=BOOLS[:2]), "attend_mask: expected [3], the sum of the lengths"),
         (packed(pair_mask=BOOLS), "pair_mask: expected pair_mask.0, pair_mask.1 … beside lengths"),
         ({**packed(), "pair_mask.0": np.ones((1, 1, 1), bool)}, "pair_mask.1: expected one mask"),
         (
             {**packed(), **{f"pair_mask.{i}": np.ones((1, 1, 1), bool) for i in (0, 1)}},
-            "pair_mask.1: expected [H or 1, 2, 2], got [1, 1, 1]",
+            "pair_mask.1: expected [1, 2, 2], got [1, 1, 1]",
         ),
         ({**packed(), "pair_mask.2": np.ones((1, 1, 1), bool)}, "unknown key 'pair_mask.2'"),
     ],
@@ -158,7 +171,7 @@ def test_safetensors_boolean_bytes_other_than_0_and_1_are_refused(server: Server
     )
 
     assert response.status_code == 400
-    assert "attend_mask: expected bytes 0 and 1, got another" in response.json()["error"]
+    assert "attend_mask: expected 0 or 1, got 2 at [0, 1]" in response.json()["error"]
 
 
 def test_safetensors_packed_answer_has_own_lengths(server: Server) -> None:
@@ -181,11 +194,11 @@ def test_safetensors_packed_answer_has_own_lengths(server: Server) -> None:
     ("query", "message"),
     [
         ("wieghts=true", "query: unknown key 'wieghts'; did you mean weights?"),
-        ("weights=yes", "query: weights: expected true or false, got 'yes'"),
-        ("weights=true&weights=false", "query: weights stands there twice"),
+        ("weights=yes", "query: weights: expected true, false or heads such as 0,3, got 'yes'"),
+        ("weights=true&weights=false", "query: weights: expected once, got it twice"),
         ("priority=high", "query: priority: expected a number, got 'high'"),
         ("timeout_s=inf", "query: timeout_s: expected a finite number, got 'inf'"),
-        ("timeout_s=0", "timeout_s: expected above 0 and at most 3600, got 0"),
+        ("timeout_s=0", "timeout_s: expected seconds above 0 and at most 3600, got 0"),
     ],
 )
 def test_query_mistake_is_named(server: Server, query: str, message: str) -> None:

@@ -134,7 +134,7 @@ mistakes = st.one_of(
         put,
         st.just("attend_mask"),
         st.sampled_from(
-            [[[1, 0], [1]], [[True]], [True], [[True, "x"], [True]], 1, "x", [[True] * 3, [True]]]
+            [[[1, 2], [1]], [[True]], [True], [[True, "x"], [True]], 1, "x", [[True] * 3, [True]]]
         ),
     ),
     st.builds(

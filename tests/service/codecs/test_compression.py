@@ -244,7 +244,9 @@ def test_compress_is_read_by_the_standard_library(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", COMPRESSORS)
-@pytest.mark.parametrize("path", ["/v1/attention?model=tiny", "/v1/attention?model=tiny&weights=1"])
+@pytest.mark.parametrize(
+    "path", ["/v1/attention?model=tiny", "/v1/attention?model=tiny&causal=true"]
+)
 def test_compressed_request_is_answered_like_any_other(
     server: Server, path: str, encoding: str
 ) -> None:

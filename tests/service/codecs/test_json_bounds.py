@@ -31,7 +31,7 @@ Decode = Callable[[bytes], object]
 
 def decode_attention(body: bytes) -> object:
     """Decode a body of `/v1/attention`."""
-    return attention_json.decode(body, {}, LIMITS, bounds_of(LIMITS, WIDTH))
+    return attention_json.decode(body, {}, LIMITS, bounds=bounds_of(LIMITS, WIDTH))
 
 
 def decode_infer(body: bytes) -> object:

@@ -102,14 +102,16 @@ def test_read_floats_mistake_is_named_with_its_place(text: str, message: str) ->
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1, 0]", "x[0]: expected true or false, got a number"),
-        ("[[true], [null]]", "x[1][0]: expected true or false, got null"),
+        ("[1, 2]", "x[1]: expected true, false, 1 or 0, got 2"),
+        ("[1, -1]", "x[1]: expected true, false, 1 or 0, got -1"),
+        ("[[true, 0], [1.0]]", "x[1][0]: expected true, false, 1 or 0, got 1.0; of a float mask"),
+        ("[[true], [null]]", "x[1][0]: expected true, false, 1 or 0, got null"),
         ("[[true], false]", "x[1]: expected an array, got a boolean"),
-        ("[[true], 3]", "x[1]: expected true or false, got a number"),
+        ("[[true], 3]", "x[1]: expected true, false, 1 or 0, got a number"),
     ],
 )
-def test_read_bools_takes_booleans_only(text: str, message: str) -> None:
-    """0 and 1 are numbers: a mask never means the opposite of what was sent."""
+def test_read_bools_takes_booleans_0_and_1_only(text: str, message: str) -> None:
+    """A mask never means two things."""
     with pytest.raises(InvalidInput) as caught:
         read(b'{"x": %s}' % text.encode(), bools_of)
 
@@ -124,10 +126,13 @@ def test_read_bools_takes_booleans_only(text: str, message: str) -> None:
         (b"[1]", "body: expected a JSON object, got an array"),
         (b'{"x": [1],}', "body: expected JSON, got a mistake at character"),
         (b'{"x": [1]} x', "body: expected JSON, got a mistake at character 11: Extra data"),
-        (b'{"x": "\xff"}', "body: expected UTF-8, got another byte at 7"),
-        (b'{"x": [1], "x": [2]}', "body: the key 'x' stands there twice"),
+        (b'{"x": "\xff"}', "body: expected JSON in UTF-8, got byte 0xff at 7"),
+        (b'{"x": [1], "x": [2]}', "body: expected each key of an object once, got 'x' twice"),
         (b'{"x": ' + b"[" * 100_000, "body: expected less deeply nested JSON"),
-        (b'{"x": [1' + b"0" * 5000 + b"]}", "body: a number has too many digits"),
+        (
+            b'{"x": [1' + b"0" * 5000 + b"]}",
+            "body: expected integers of at most 4300 d",
+        ),
     ],
 )
 def test_read_what_is_no_json_object_says_so(body: bytes, message: str) -> None:

@@ -146,8 +146,8 @@ def test_infer_binary_at_any_offset_is_right(server: Server, layers: Layers, spa
         ({"inputs": [1]}, "inputs[0]: expected an object, got a number"),
         ({"inputs": tensor(name=None)}, "inputs[0].name: expected a string, got null"),
         ({"inputs": tensor(name="x")}, "inputs[0]: unknown key 'x'"),
-        ({"inputs": tensor(name="attention_mask")}, "say attend_mask [B, T]"),
-        ({"inputs": tensor() * 2}, "inputs[1]: embeddings is given twice"),
+        ({"inputs": tensor(name="attention_mask")}, "send attend_mask [B, T]"),
+        ({"inputs": tensor() * 2}, "inputs[1]: expected each input once, got embeddings twice"),
         ({"inputs": tensor(shape="-1")}, "inputs[0].shape: expected an array of whole numbers"),
         ({"inputs": tensor(shape=[1, -2, 8])}, "inputs[0].shape: expected an array of whole"),
         ({"inputs": tensor(shape=[1, 2.0, 8])}, "inputs[0].shape: expected an array of whole"),
@@ -163,12 +163,12 @@ def test_infer_binary_at_any_offset_is_right(server: Server, layers: Layers, spa
         ({"inputs": tensor(shape=[2, 8])}, "embeddings: expected [B, S, 8], got [2, 8]"),
         (
             {"inputs": tensor(datatype="BYTES")},
-            "inputs[0].datatype: embeddings: expected FP32 or another of FP32, FP16, BF16, FP64,"
-            " INT8, INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64, got 'BYTES'",
+            "inputs[0].datatype: embeddings: expected FP32 (also read: FP16, BF16, FP64, INT8,"
+            " INT16, INT32, INT64, UINT8, UINT16, UINT32, UINT64), got 'BYTES'",
         ),
-        ({"inputs": tensor(datatype="BOOL")}, "embeddings: expected FP32 or another of FP32, FP1"),
-        ({"inputs": tensor(datatype="fp32")}, "embeddings: expected FP32 or another of FP32, FP1"),
-        ({"inputs": tensor(datatype=1)}, "UINT64, got a number"),
+        ({"inputs": tensor(datatype="BOOL")}, "embeddings: expected FP32 (also read: FP16, BF16"),
+        ({"inputs": tensor(datatype="fp32")}, "embeddings: expected FP32 (also read: FP16, BF16"),
+        ({"inputs": tensor(datatype=1)}, "embeddings: expected FP32, got a number"),
         ({"inputs": tensor(data=None)}, "embeddings: expected one of data, parameters.binary"),
         ({"inputs": tensor(data=[0.5] * 15)}, "or 16 flat values, got 15 flat values"),
         ({"inputs": tensor(data=[[0.5] * 15, [0.5]])}, "flat values, got rows of unequal length"),
@@ -177,21 +177,30 @@ def test_infer_binary_at_any_offset_is_right(server: Server, layers: Layers, spa
         ({"inputs": tensor(parameters={"binary_data_size": 64})}, "embeddings: expected one of"),
         ({"inputs": tensor(x=1)}, "inputs[0]: unknown key 'x'"),
         ({"outputs": [{"name": "x"}]}, "outputs[0]: expected output, got 'x'"),
-        ({"outputs": [{"name": "attention_weights"}]}, "is an output of the model <name>-weights"),
-        ({"outputs": [{"name": "output"}] * 2}, "outputs[1]: output is asked for twice"),
+        (
+            {"outputs": [{"name": "attention_weights"}]},
+            "outputs[0]: expected output, got 'attention_weights', an output of the model",
+        ),
+        (
+            {"outputs": [{"name": "output"}] * 2},
+            "outputs[1]: expected each output once",
+        ),
         ({"outputs": [{"name": "output", "parameters": {"binary_data": 1}}]}, "binary_data: exp"),
         (
             {"outputs": [{"name": "output", "parameters": {"classification": 3}}]},
-            "outputs[0].parameters.classification: not offered; expected none",
+            "outputs[0].parameters.classification: expected none, got one: not offered",
         ),
         ({"outputs": 1}, "outputs: expected an array, got a number"),
         ({"id": 7}, "id: expected a string, got a number"),
         ({"parameters": []}, "parameters: expected an object, got an array"),
-        ({"parameters": {"causal": 1}}, "causal: expected true or false, got a number"),
+        ({"parameters": {"causal": 1}}, "causal: expected true or false, got 1"),
         ({"parameters": {"priority": "1"}}, "priority: expected 0 (default) or a whole number"),
         ({"parameters": {"timeout": 0.5}}, "parameters.timeout: expected whole microseconds"),
         ({"parameters": {"binary_data_output": 1}}, "parameters.binary_data_output: expected"),
-        ({"parameters": {"sequence_id": 7}}, "parameters.sequence_id: expected none; calls are"),
+        (
+            {"parameters": {"sequence_id": 7}},
+            "parameters.sequence_id: expected none, got 7",
+        ),
         ({"parameters": {"sequence_id": "a"}}, "parameters.sequence_id: expected none"),
         ({"parameters": {"sequence_id": False}}, "parameters.sequence_id: expected none"),
         ({"parameters": {"sequence_id": []}}, "parameters.sequence_id: expected none"),
@@ -199,12 +208,12 @@ def test_infer_binary_at_any_offset_is_right(server: Server, layers: Layers, spa
         ({"parameters": {"sequence_end": 0}}, "parameters.sequence_end: expected none"),
         (
             {"parameters": {"triton_enable_empty_final_response": False}},
-            "parameters.triton_enable_empty_final_response: names beginning with triton_ are",
+            "parameters: expected no name beginning with triton_, which is reserved, got",
         ),
         (
             {"parameters": {"heads": [0]}},
-            "parameters.heads: heads are chosen from the attention_weights of the model"
-            " <name>-weights; this one has none",
+            "parameters.heads: expected none, got some: heads are chosen from the"
+            " attention_weights of the model <name>-weights; this one has none",
         ),
         ({"x": 1}, "body: unknown key 'x'"),
     ],
@@ -258,9 +267,9 @@ def test_infer_binary_of_the_wrong_size_is_named(
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("abc", "header Inference-Header-Content-Length: expected a number, got 'abc'"),
-        ("-1", "expected a number, got '-1'"),
-        ("0", "expected a JSON header, got 0"),
+        ("abc", "header Inference-Header-Content-Length: expected a number of bytes, got 'abc'"),
+        ("-1", "expected a number of bytes, got '-1'"),
+        ("0", "expected at least 1, got 0"),
         ("99999", "expected at most the body's"),
         ("9" * 5000, "expected at most the body's"),
         ("10", "body: expected JSON, got a mistake"),
@@ -293,7 +302,7 @@ def test_infer_boolean_bytes_other_than_0_and_1_are_refused(server: Server) -> N
     )
 
     assert response.status_code == 400
-    assert "attend_mask: expected bytes 0 and 1, got another" in response.json()["error"]
+    assert "attend_mask: expected 0 or 1, got" in response.json()["error"]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -446,11 +455,11 @@ def test_infer_reads_bf16_in_json_as_numbers_and_raw_as_upper_halves(
 @pytest.mark.parametrize(
     ("datatype", "value", "words"),
     [
-        ("FP64", 1e39, "expected a number within FP32 (up to 3.4e38), got a larger one"),
-        ("INT32", 2**24 + 1, "expected a whole number that FP32 holds exactly, got another"),
-        ("INT64", 2**53 + 1, "expected a whole number that FP32 holds exactly, got another"),
-        ("UINT32", 2**32 - 1, "expected a whole number that FP32 holds exactly, got another"),
-        ("UINT64", 2**64 - 1, "expected a whole number that FP32 holds exactly, got another"),
+        ("FP64", 1e39, "expected a number within FP32 (up to 3.4e38), got"),
+        ("INT32", 2**24 + 1, "expected a whole number that FP32 holds exactly, got"),
+        ("INT64", 2**53 + 1, "expected a whole number that FP32 holds exactly, got"),
+        ("UINT32", 2**32 - 1, "expected a whole number that FP32 holds exactly, got"),
+        ("UINT64", 2**64 - 1, "expected a whole number that FP32 holds exactly, got"),
     ],
 )
 def test_infer_refuses_numbers_that_fp32_does_not_hold(
@@ -472,13 +481,17 @@ def test_infer_refuses_numbers_that_fp32_does_not_hold(
 @pytest.mark.parametrize(
     ("datatype", "data", "words"),
     [
-        ("INT8", 128, "embeddings[15]: expected a whole number of INT8, got a number"),
-        ("UINT8", -1, "embeddings[15]: expected a whole number of UINT8, got a number"),
-        ("INT32", 0.5, "embeddings[15]: expected a whole number of INT32, got a number"),
-        ("INT32", 1.0, "embeddings[15]: expected a whole number of INT32, got a number"),
-        ("INT64", 2**63, "embeddings[15]: expected a whole number of INT64, got a number"),
-        ("UINT64", 2**64, "embeddings[15]: expected a whole number of UINT64, got a number"),
-        ("UINT64", 10**400, "embeddings[15]: expected a whole number of UINT64, got a number"),
+        ("INT8", 128, "embeddings[15]: expected a whole number of INT8, got 128"),
+        ("UINT8", -1, "embeddings[15]: expected a whole number of UINT8, got -1"),
+        ("INT32", 0.5, "embeddings[15]: expected a whole number of INT32, got 0.5"),
+        ("INT32", 1.0, "embeddings[15]: expected a whole number of INT32, got 1.0"),
+        ("INT64", 2**63, "embeddings[15]: expected a whole number of INT64, got a larger"),
+        ("UINT64", 2**64, "embeddings[15]: expected a whole number of UINT64, got a larger"),
+        (
+            "UINT64",
+            10**400,
+            "embeddings[15]: expected a whole number of UINT64, got a larger number",
+        ),
         ("INT16", True, "embeddings[15]: expected a whole number of INT16, got a boolean"),
         ("INT16", "1", "embeddings[15]: expected a whole number of INT16, got a string"),
         ("INT16", [1], "embeddings[0]: expected an array, got a number"),
@@ -557,35 +570,42 @@ def test_infer_nested_data_of_another_shape_is_refused(
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("datatype", ["INT64", "INT32", "UINT8", "FP32", "BYTES"])
+@pytest.mark.parametrize("datatype", ["FP32", "FP16", "BYTES"])
 @pytest.mark.parametrize(("name", "shape"), [("attend_mask", (1, 2)), ("pair_mask", (1, 1, 2, 2))])
-def test_infer_mask_that_is_no_bool_is_refused_by_datatype(
+def test_infer_mask_of_another_datatype_is_refused(
     server: Server, name: str, shape: tuple[int, ...], datatype: str, form: str
 ) -> None:
-    """Tokenizers give INT64 masks; whether 1 hides or shows is not guessed."""
+    """By name, with what is read; of a float mask it is said how it becomes one."""
     mask = sent(np.ones(shape, np.int64), name, datatype, form)
 
     response = infer(server, [sent(np.ones((1, 2, 8), "f4"), "embeddings", "FP32", form), mask])
 
     assert response.status_code == 400
-    assert response.json()["error"] == (
-        f"inputs[1].datatype: {name}: expected BOOL, got {datatype!r}"
+    assert response.json()["error"].startswith(
+        f"inputs[1].datatype: {name}: expected BOOL or whole numbers 0 and 1 (INT8, INT16, INT32,"
+        f" INT64, UINT8, UINT16, UINT32, UINT64), got {datatype!r}"
     )
+    assert ("mask == 0" in response.json()["error"]) is (datatype != "BYTES")
 
 
+@pytest.mark.fault("E5")
+@pytest.mark.parametrize("datatype", ["BOOL", "INT64", "INT32", "INT8", "UINT8", "UINT64"])
 @pytest.mark.parametrize("form", FORMS)
-def test_infer_bool_masks_reach_the_layer(server: Server, layers: Layers, form: str) -> None:
-    """True = takes part, raw or in JSON."""
+def test_infer_masks_reach_the_layer(
+    server: Server, layers: Layers, form: str, datatype: str
+) -> None:
+    """True or 1 = takes part, raw or in JSON: tokenizers give INT64."""
     x = np.random.default_rng(3).standard_normal((2, 3, 8)).astype(np.float32)
     attend = np.array([[True, True, False], [False, True, True]])
     pair = np.tri(3, dtype=np.bool_)[None, None]
+    kind = bool if datatype == "BOOL" else np.dtype(datatype.lower())
 
     response = infer(
         server,
         [
             sent(x, "embeddings", "FP32", "binary"),
-            sent(attend, "attend_mask", "BOOL", form),
-            sent(pair, "pair_mask", "BOOL", form),
+            sent(attend.astype(kind), "attend_mask", datatype, form),
+            sent(pair.astype(kind), "pair_mask", datatype, form),
         ],
     )
 
@@ -593,12 +613,15 @@ def test_infer_bool_masks_reach_the_layer(server: Server, layers: Layers, form: 
     np.testing.assert_allclose(tensors_of(response)["output"], wanted.output, atol=1e-5)
 
 
-@pytest.mark.parametrize("value", [0, 1, "true", None, [True]])
-def test_infer_json_mask_of_anything_but_booleans_is_refused(server: Server, value: Any) -> None:
-    """A number is no yes or no."""
+@pytest.mark.parametrize("value", [2, -1, 1.0, 10**400, "true", None, [True]])
+def test_infer_json_mask_of_anything_but_booleans_0_and_1_is_refused(
+    server: Server, value: Any
+) -> None:
+    """Any other value is no yes or no."""
     mask = {"name": "attend_mask", "shape": [1, 2], "datatype": "BOOL", "data": [True, value]}
 
-    response = server.post(PATH, json=body(inputs=[*tensor(), mask]))
+    request = json.dumps(body(inputs=[*tensor(), mask]))
+    response = server.post(PATH, content=request.encode())
 
     assert response.status_code == 400
     assert response.json()["error"].startswith("attend_mask[")
@@ -674,20 +697,20 @@ def test_infer_weights_are_those_of_the_chosen_heads_in_that_order(
         ([3], "weights: expected heads from 0 to 2, got 3"),
         ("0,3", "weights: expected heads from 0 to 2, got 3"),
         ([-1], "weights: expected heads from 0 to 2, got -1"),
-        ([10**30], "weights: expected heads from 0 to 2, got a number without measure"),
+        ([10**30], "weights: expected heads from 0 to 2, got a larger"),
         ([1, 0, 1], "weights: expected each head once, got 1 again"),
         ("2,2", "weights: expected each head once, got 2 again"),
         ([], "parameters.heads: expected at least one head, got none"),
-        ("", "parameters.heads: expected numbers like \"0,3\", got ''"),
-        ("0,", "parameters.heads: expected numbers like \"0,3\", got '0,'"),
-        ("-1", "parameters.heads: expected numbers like \"0,3\", got '-1'"),
-        ("²", "parameters.heads: expected numbers like"),
-        ("1" * 5000, "parameters.heads: expected numbers like"),
-        ([0.5], "parameters.heads: expected heads by number, from 0, got a number"),
-        ([True], "parameters.heads: expected heads by number, from 0, got a boolean"),
-        (["0"], "parameters.heads: expected heads by number, from 0, got a string"),
-        ([[0]], "parameters.heads: expected heads by number, from 0, got an array"),
-        (1, 'parameters.heads: expected "0,3" or [0, 3], got a number'),
+        ("", "parameters.heads: expected heads by number, from 0, such as 0,3, got ''"),
+        ("0,", "parameters.heads: expected heads by number, from 0, such as 0,3, got '0,'"),
+        ("-1", "parameters.heads: expected heads by number, from 0, such as 0,3, got '-1'"),
+        ("²", "parameters.heads: expected heads by number, from 0, such as"),
+        ("1" * 5000, "parameters.heads: expected heads by number, from 0, such as"),
+        ([0.5], "parameters.heads[0]: expected heads by number, from 0, got 0.5"),
+        ([True], "parameters.heads[0]: expected heads by number, from 0, got a boolean"),
+        (["0"], "parameters.heads[0]: expected heads by number, from 0, got a string"),
+        ([[0]], "parameters.heads[0]: expected heads by number, from 0, got an array"),
+        (1, 'parameters.heads: expected "0,3" or [0, 3], got 1'),
         (None, 'parameters.heads: expected "0,3" or [0, 3], got null'),
         (True, 'parameters.heads: expected "0,3" or [0, 3], got a boolean'),
     ],

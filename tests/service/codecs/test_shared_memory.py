@@ -355,6 +355,23 @@ def test_infer_output_larger_than_its_slot_is_refused(
     assert response(size + 1).status_code == 200
 
 
+@pytest.mark.fault("E12")
+def test_infer_names_the_heads_whose_weights_are_in_shared_memory(
+    shared: Server, segment: Segment, x: Floats
+) -> None:
+    """Beside the outputs: clients take parameters at one for those of a binary tensor."""
+    register(shared, "r", segment)
+    put(segment, x)
+    outputs = [{"name": "attention_weights", "parameters": at("r", 72, 1024)}]
+    parameters = {"heads": [1]}
+
+    tensor = entry(x, **at("r", x.nbytes))
+    answer = infer(shared, tensor, outputs, "tiny-weights", parameters=parameters).json()
+
+    assert answer["parameters"] == {"heads": "1"}
+    assert sorted(answer["outputs"][0]) == ["datatype", "name", "shape"]
+
+
 def test_infer_input_given_twice_over_is_refused(
     shared: Server, segment: Segment, x: Floats
 ) -> None:
@@ -573,7 +590,7 @@ def test_register_mistake_is_named(
         (b"", 400, "body: expected a JSON object, got nothing"),
         (b"[]", 400, "body: expected a JSON object, got an array"),
         (b"{", 400, "body: expected JSON, got a mistake"),
-        (b"\xff", 400, "body: expected UTF-8"),
+        (b"\xff", 400, "body: expected JSON in UTF-8"),
         (b"[" * 50_000, 400, "body: expected less deeply nested JSON"),
         (b" " * 70_000, 413, "body: at most 65536 bytes"),
     ],

@@ -107,15 +107,6 @@ def test_attention_weights_of_no_heads_in_particular_are_of_all(
     assert np.shape(answer["attention_weights"]) == (3, 2, 2)
 
 
-def test_attention_heads_of_the_body_win_over_the_query(server: Server) -> None:
-    """As every option of the body does."""
-    answer = server.post(
-        "/v1/attention?weights=false", json=ONE | {"weights": {"heads": [1, 0]}}
-    ).json()
-
-    assert np.shape(answer["attention_weights"]) == (2, 2, 2)
-
-
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
@@ -124,8 +115,8 @@ def test_attention_heads_of_the_body_win_over_the_query(server: Server) -> None:
         ({"heads": []}, "weights.heads: expected at least one head, got none"),
         ({"heads": "0,1"}, "weights.heads: expected an array of heads, got a string"),
         ({"heads": 1}, "weights.heads: expected an array of heads, got a number"),
-        ({"heads": [0.0]}, "weights.heads: expected heads by number, from 0, got a number"),
-        ({"heads": [None]}, "weights.heads: expected heads by number, from 0, got null"),
+        ({"heads": [0.0]}, "weights.heads[0]: expected heads by number, from 0, got 0.0"),
+        ({"heads": [None]}, "weights.heads[0]: expected heads by number, from 0, got null"),
         ({"heads": [3]}, "weights: expected heads from 0 to 2, got 3"),
         ({"heads": [-1]}, "weights: expected heads from 0 to 2, got -1"),
         ({"heads": [1, 1]}, "weights: expected each head once, got 1 again"),
@@ -142,11 +133,3 @@ def test_attention_heads_that_do_not_exist_are_named(
     assert response.status_code == 400
     assert response.json()["code"] == "invalid_input"
     assert words in response.json()["error"]
-
-
-def test_attention_query_chooses_no_heads(server: Server) -> None:
-    """There it is true or false."""
-    response = server.post("/v1/attention?weights=0,1", json=ONE)
-
-    assert response.status_code == 400
-    assert response.json()["error"] == "query: weights: expected true or false, got '0,1'"

@@ -1,0 +1,57 @@
+"""
+NaN and infinity in tokens: who is answered with NaN, and who is not.
+
+A hidden key has weight 0, but 0 times NaN is NaN in the sum over the values, so that one
+token would spoil every query of its sequence.  Such tokens are therefore computed as zeros,
+and the queries that attend to them are answered with NaN afterwards.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from service.inference.calls import Bools, Floats, Inputs, Outputs
+
+
+@dataclass(frozen=True)
+class Spoilt:
+    """
+    A batch some of whose tokens are not finite.
+
+    Shapes: `queries` [B, H or 1, S], true = it is not finite itself and attends to a key, or
+    attends to a key that is not.
+    """
+
+    inputs: Inputs
+    """The batch with zeros in place of those tokens."""
+    queries: Bools
+
+    def mark(self, outputs: Outputs) -> Outputs:
+        """Return the outputs, with NaN where a query is spoilt; its weights of each head alike."""
+        outputs.output[self.queries.any(axis=1)] = np.nan
+        weights = outputs.attention_weights
+        if weights is not None:
+            weights[np.broadcast_to(self.queries, weights.shape[:3])] = np.nan
+        return outputs
+
+
+def spoilt(inputs: Inputs, mask: Bools | None) -> Spoilt | None:
+    """
+    Return what to compute in place of a batch with NaN or infinity; None = it has none.
+
+    `mask` [B or 1, H or 1, S, T] is true where a query may attend to a key; None = everywhere.
+    """
+    tokens = [inputs.embeddings] if inputs.memory is None else [inputs.embeddings, inputs.memory]
+    finite = [np.isfinite(tensor) for tensor in tokens]
+    if all(tensor.all() for tensor in finite):
+        return None
+    odd: list[Bools] = [~np.asarray(tensor.all(axis=-1)) for tensor in finite]
+    pairs: Bools = odd[0][:, None, :, None] | odd[-1][:, None, None, :]
+    queries = np.asarray((pairs if mask is None else pairs & mask).any(axis=-1))
+    embeddings, *memory = (_zeroed(*pair) for pair in zip(tokens, odd, strict=True))
+    clean = replace(inputs, embeddings=embeddings, memory=memory[0] if memory else None)
+    return Spoilt(clean, queries)
+
+
+def _zeroed(tensor: Floats, odd: Bools) -> Floats:
+    return np.where(odd[..., None], np.float32(0), tensor)
