@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.checkpoint import Checkpoint, SourceInvalid, open_folder, read_json
+from export.checkpoint import Checkpoint, open_folder, read_json
+from export.errors import SourceInvalid
 from export.refusals import is_adapters, is_shared
 
 _FAMILIES = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})

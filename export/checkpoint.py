@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from export.errors import SourceInvalid
 from export.refusals import NOT_WEIGHTS, reason_against
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -47,10 +48,6 @@ _DTYPE_NAMES = {
     "BOOL": "bool",
 }
 """safetensors' names of dtypes, as PyTorch says them; any other is shown as it stands."""
-
-
-class SourceInvalid(Exception):
-    """The weights cannot be read, or are not those of one attention layer."""
 
 
 @dataclass(frozen=True)

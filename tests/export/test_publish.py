@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -86,11 +87,12 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     repository = tmp_path_factory.mktemp("published") / "repository"
     for entry in OTHER_ENTRIES:
         (repository / entry).mkdir(parents=True)
-    source, cells, seen = _cross_of_equal_widths(), [], []
+    source, cells, seen = _cross_of_equal_widths(), list[Cell](), list[dict[str, Path]]()
 
-    def look(cell: Cell) -> None:
-        cells.append(cell)
-        seen.append(find_artifacts(repository))
+    def look(cell: Cell | None, share: float) -> None:
+        if cell is not None:
+            cells.append(cell)
+            seen.append(find_artifacts(repository))
 
     before, umask = datetime.now().astimezone(), os.umask(UMASK)
     try:
@@ -115,7 +117,7 @@ def test_publish_shows_nothing_before_it_is_whole(published: Published) -> None:
     found = published.seen
 
     assert found == [{"mha": published.repository / "mha" / "7"}] * len(published.cells)
-    assert published.cells == grid(published.source)
+    assert published.cells == grid(published.source.config)
     assert find_artifacts(published.repository) == {"mha": published.artifact.path}
 
 
@@ -167,10 +169,14 @@ def test_manifest_parity_holds_every_measured_cell(published: Published) -> None
     """What a reader sees of the gate is what the gate found."""
     manifest = published.artifact.manifest
 
-    cells = grid(published.source)
-    asked = {"formula": 1.0, "layer": 1.0, "torch": 3 / 4, "alone": 1 / 2}
-    counts = {name: sum(row.reference == name for row in manifest.parity) for name in asked}
-    assert counts == {name: share * len(cells) for name, share in asked.items()}
+    cells = grid(published.source.config)
+    counts = Counter(row.reference for row in manifest.parity)
+    assert counts == {
+        "formula": len(cells),
+        "layer": len(cells),
+        "torch": sum(cell.masks in ("none", "padding", "pair") for cell in cells),
+        "alone": sum(cell.batch > 1 for cell in cells),
+    }
     assert 0 < manifest.worst_output_error <= TOLERANCE
     assert 0 < manifest.worst_weights_error <= TOLERANCE
     assert manifest.worst_output_error == max(row.output_error for row in manifest.parity)
@@ -263,7 +269,7 @@ def test_publish_interrupted_leaves_no_trace(tmp_path: Path) -> None:
     """Half an artifact is removed by whoever wrote it."""
     entries: list[list[str]] = []
 
-    def interrupt(cell: Cell) -> None:
+    def interrupt(cell: Cell | None, share: float) -> None:
         entries.append([path.name for path in tmp_path.iterdir()])
         raise _Interrupted
 
@@ -274,7 +280,7 @@ def test_publish_interrupted_leaves_no_trace(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def _interrupt(cell: Cell) -> None:
+def _interrupt(cell: Cell | None, share: float) -> None:
     raise _Interrupted
 
 
@@ -631,11 +637,11 @@ def test_read_artifact_further_listed_files_are_checked_as_well(copy: Path) -> N
 
 def test_verify_good_artifact_passes_every_check_again(published: Published) -> None:
     """An artifact alone is proof enough: graph, weights and golden answers say the same."""
-    cells: list[Cell] = []
+    cells: list[Cell | None] = []
 
-    report = verify(published.artifact.path, on_cell=cells.append)
+    report = verify(published.artifact.path, on_cell=lambda cell, share: cells.append(cell))
 
-    assert cells == grid(published.source)
+    assert cells == [None, *grid(published.source.config)]
     assert len(report.rows) == len(published.artifact.manifest.parity)
     assert max(row.output_error for row in report.rows) <= TOLERANCE
 
