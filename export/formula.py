@@ -26,11 +26,11 @@ class Answer:
 
     Shapes:
         output     [B, S, E]
-        weights    [B, H, S, T], or None where they were not wanted
+        weights    [B, H, S, T]
     """
 
     output: Doubles
-    weights: Doubles | None
+    weights: Doubles
 
 
 class Formula:
@@ -66,23 +66,41 @@ class Formula:
         pair_mask: npt.ArrayLike | None = None,
         causal: bool = False,
         head_mask: npt.ArrayLike | None = None,
-        want_weights: bool = True,
     ) -> Answer:
         """Attend; shapes as in the contract."""
         x = np.asarray(embeddings, np.float64)
         y = x if memory is None else np.asarray(memory, np.float64)
-        rows, length, keys, num_heads = x.shape[0], x.shape[1], y.shape[1], len(self._heads)
-        allowed = _allowed((length, keys), attend_mask, pair_mask, causal)
-        factors = np.ones((rows, num_heads)) * (1.0 if head_mask is None else np.asarray(head_mask))
+        allowed = _allowed((x.shape[1], y.shape[1]), attend_mask, pair_mask, causal)
+        weights = np.empty((x.shape[0], len(self._heads), x.shape[1], y.shape[1]))
+        return Answer(self._attend(x, y, allowed, head_mask, weights), weights)
+
+    def plain_output(
+        self, embeddings: npt.ArrayLike, memory: npt.ArrayLike | None = None
+    ) -> Doubles:
+        """Return the output without masks; no more than one head's weights are in memory."""
+        x = np.asarray(embeddings, np.float64)
+        y = x if memory is None else np.asarray(memory, np.float64)
+        return self._attend(x, y, np.ones((1, 1, 1, 1), bool), None, None)
+
+    def _attend(
+        self,
+        x: Doubles,
+        y: Doubles,
+        allowed: npt.NDArray[np.bool_],
+        head_mask: npt.ArrayLike | None,
+        weights: Doubles | None,
+    ) -> Doubles:
+        """Return the output, and write each head's weights into `weights`, if given."""
+        shape = x.shape[0], len(self._heads)
+        factors = np.ones(shape) * (1.0 if head_mask is None else np.asarray(head_mask))
         output = np.zeros(x.shape) + self._out_bias
-        weights = np.zeros((rows, num_heads, length, keys)) if want_weights else None
-        for i, head in enumerate(self._heads):
-            mine = _softmax(self._logits(i, x, y), allowed[:, i if allowed.shape[1] > 1 else 0])
-            values = mine @ _project(y, *head[2])
+        for i, (_, _, value) in enumerate(self._heads):
+            own = _softmax(self._logits(i, x, y), allowed[:, i if allowed.shape[1] > 1 else 0])
+            values = own @ _project(y, *value)
             output += factors[:, i, None, None] * (values @ self._out[i].T.astype(np.float64))
             if weights is not None:
-                weights[:, i] = mine
-        return Answer(output, weights)
+                weights[:, i] = own
+        return output
 
     def largest_logit(
         self, embeddings: npt.ArrayLike, memory: npt.ArrayLike | None = None
@@ -95,8 +113,9 @@ class Formula:
     def _logits(self, i: int, x: Doubles, y: Doubles) -> Doubles:
         """Return Q_i K_i^T / sqrt(d_k), [B, S, T]."""
         query, key, _ = self._heads[i]
-        logits: Doubles = _project(x, *query) @ _project(y, *key).swapaxes(1, 2)
-        return logits / np.sqrt(len(query[1]))
+        scores = _project(x, *query) @ _project(y, *key).swapaxes(1, 2)
+        logits: Doubles = scores / np.sqrt(len(query[1]))
+        return logits
 
 
 def _slices(embed_dim: int, num_heads: int) -> list[slice]:

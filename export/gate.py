@@ -153,7 +153,8 @@ def pass_gate(
     Return how far the engine is from every reference, once it is near enough to all.
 
     `on_cell` is called with each cell of the grid when it has passed, and with the share of all
-    the work that is done by then, 0 to 1; first with None, when the inputs' scale is found.
+    the work that is done by then, 0 to 1; before that twice with None, at the beginning and when
+    the inputs' scale is found.
 
     Raises:
         ShapesDiffer, ValuesDiffer: at the first cell that fails.
@@ -163,6 +164,7 @@ def pass_gate(
     plain = [cell for cell in cells if cell.masks == "none"]
     work = [sum(_work(config, cell) for cell in plain) / 4, *(_work(config, c) for c in cells)]
     shares = (np.cumsum(work) / np.sum(work)).tolist()
+    on_cell(None, 0.0)
     scale = _input_scale(source, formula, plain)
     on_cell(None, shares[0])
     rows = []
@@ -199,8 +201,8 @@ def _check_cell(
         found, weights = [with_weights.output, *found], with_weights.attention_weights
         if weights is None:
             raise ShapesDiffer(f"{cell}: expected attention weights, got none")
-    for output in found:
-        _check_shape(cell, "output", output, (cell.batch, cell.length, embed_dim))
+    for one in found:
+        _check_shape(cell, "output", one, (cell.batch, cell.length, embed_dim))
     if weights is not None:
         _check_shape(
             cell, "attention_weights", weights, (cell.batch, heads, cell.length, cell.key_length)
@@ -258,6 +260,9 @@ def _references(
     want_weights: bool,
 ) -> Iterator[tuple[str, npt.ArrayLike, npt.NDArray[Any] | None]]:
     """Give each reference's answer by its name; none is kept while the next one runs."""
+    if not want_weights:  # all others make all weights at once
+        yield "formula", formula.plain_output(inputs.embeddings, inputs.memory), None
+        return
     exact = formula(
         inputs.embeddings,
         inputs.memory,
@@ -265,12 +270,9 @@ def _references(
         pair_mask=inputs.pair_mask,
         causal=inputs.causal,
         head_mask=inputs.head_mask,
-        want_weights=want_weights,
     )
     yield "formula", exact.output, exact.weights
     del exact
-    if not want_weights:
-        return  # all others make all weights at once
     yield "layer", *_ask_layer(source, inputs)
     # nn.MultiheadAttention answers NaN to an empty row, and has no head mask.
     if cell.masks not in ("empty row", "head mask", "all"):

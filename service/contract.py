@@ -11,7 +11,7 @@ E embed_dim, M memory width, H heads.
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
 EMBEDDINGS: Final = "embeddings"
@@ -26,7 +26,12 @@ PLAIN: Final = "plain"
 """Graph input only: true takes the path without masks and weights."""
 
 FORMAT: Final = 1
-"""The manifest format that this code writes and reads."""
+"""
+The manifest format that this code writes and reads.
+
+It rises when a manifest of the old form would be misread.  A field that is only added has a
+default instead, so that older manifests are still read; an older reader refuses the field by name.
+"""
 
 MANIFEST_FILE: Final = "manifest.json"
 GRAPH_FILE: Final = "layer.onnx"
@@ -191,6 +196,8 @@ class Manifest:
     """The torch, onnx and onnxruntime that made and checked it."""
     created: str
     """UTC, ISO 8601."""
+    proven_on: dict[str, str | int] = field(default_factory=dict)
+    """The processor and threads of the proof; empty = made before this was recorded."""
     format: Literal[1] = FORMAT
 
     @property
