@@ -28,7 +28,8 @@ help: ## List these verbs
 
 run: $(VENV)/run.stamp ## Export two sample layers if missing, then serve them on port 8000
 	@$(call publish,$(REPOSITORY))
-	@exec $(PY) -m service
+	@# A layer that is exported meanwhile is served without another word.
+	@HEADWISE_REPOSITORY_POLL_S="$${HEADWISE_REPOSITORY_POLL_S:-2}" exec $(PY) -m service
 
 test: $(VENV)/dev.stamp $(CLIENTS) ## Run the tests
 	@$(PY) -m pytest $(ARGS)
@@ -68,9 +69,11 @@ clean: ## Remove environments and caches; artifacts/ stays
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 # $(call publish,REPOSITORY): asking for the files is quicker than importing torch.
-publish = for layer in "mha 768 12" "tiny 8 2"; do set -- $$layer; \
-	test -f "$(1)/$$1/1/manifest.json" || $(PY) -m export --name $$1 --embed-dim $$2 \
-		--num-heads $$3 --seed 0 --repository "$(1)" --if-missing || exit; done
+publish = for layer in "tiny 8 2" "mha 768 12"; do set -- $$layer; \
+	if ! test -f "$(1)/$$1/1/manifest.json"; then \
+	echo "Exporting the sample layer $$1: $$2 wide, $$3 heads"; \
+	$(PY) -m export --name $$1 --embed-dim $$2 --num-heads $$3 --seed 0 --repository "$(1)" \
+		--if-missing || exit; fi; done
 
 # A stamp tells that an install went through to its end; until then it is made again.
 $(VENV)/run.stamp: pyproject.toml constraints.txt
@@ -108,12 +111,14 @@ $(VENV)/layers.stamp: $(VENV)/dev.stamp $(wildcard export/*.py) tests/support/la
 	@$(PY) -m tests.support.layers $(VENV)/layers
 	@touch $@
 
-# $(call install,WHAT,SIZE): pip is silent but for errors, so one line says what is going on.
+# $(call install,WHAT,SIZE): on a terminal pip shows each download; elsewhere one line says it.
 define install
 @$(if $(cure),$(error $(cure)))
-@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-@echo "Setting up $(VENV), once: downloads about $(2) ..."
-@$(PY) -m pip install -qq -c constraints.txt $(1)
+@$(PY) -m pip --version >/dev/null 2>&1 || { \
+	echo "Making the environment $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+@echo "Installing what this needs in $(VENV), once: downloads about $(2)"
+@if test -t 1; then quiet=; else quiet=-qq; fi; \
+	$(PY) -m pip install $$quiet --disable-pip-version-check -c constraints.txt $(1)
 endef
 
 # $(call fetch,CLIENT,MB,HOW): one that cannot be had stops nothing, its tests are skipped.

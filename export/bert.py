@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.checkpoint import Checkpoint, SourceInvalid, open_folder, read_json
+from export.checkpoint import Checkpoint, open_folder
+from export.errors import SourceInvalid
+from export.families import read_config, shortened
 from export.refusals import is_adapters, is_shared
-
-_FAMILIES = frozenset({"bert", "roberta", "xlm-roberta", "camembert", "electra"})
 
 _PROJECTIONS = tuple(f"attention.self.{name}" for name in ("query", "key", "value"))
 _OUTPUT = "attention.output.dense"
@@ -51,13 +51,6 @@ _ROWS_OF = {
 }
 """Keys of config.json that say how many rows a tensor has, to recognise another model's file."""
 
-_ADAPTER_FILES = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-    "pytorch_adapter.bin",
-)
-
 
 @dataclass(frozen=True)
 class BertAttention:
@@ -77,9 +70,7 @@ def read_attention(directory: Path, layer: int) -> BertAttention:
         SourceInvalid: a file is missing or damaged, the checkpoint is not of this family, or
             its configuration and weights contradict each other or hold more than the layer uses.
     """
-    _refuse_adapter_files(directory)
-    file = directory / "config.json"
-    config = _read_config(file)
+    config = read_config(directory)
     num_layers = config["num_hidden_layers"]
     if not 0 <= layer < num_layers:
         raise SourceInvalid(f"layer: expected 0 to {num_layers - 1}, got {layer}")
@@ -99,69 +90,9 @@ def read_attention(directory: Path, layer: int) -> BertAttention:
             )
     num_heads = config["num_attention_heads"]
     facts = _facts(checkpoint, root, layer, width=width, num_heads=num_heads)
-    _refuse_contradictions(file, config, facts)
+    _refuse_contradictions(directory / "config.json", config, facts)
     name = str(config.get("_name_or_path") or directory.name)
     return BertAttention(_state(tensors), num_heads, name)
-
-
-def _refuse_adapter_files(directory: Path) -> None:
-    found = next((name for name in _ADAPTER_FILES if (directory / name).exists()), None)
-    if found is not None:
-        raise SourceInvalid(
-            f"{directory / found}: the folder holds an adapter that was not merged into the"
-            " weights; load the model with it, merge it with model.merge_and_unload(), and export"
-            " what save_pretrained() then writes"
-        )
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    try:
-        config = read_json(file)
-    except FileNotFoundError:
-        raise SourceInvalid(f"{file}: no such file; expected a checkpoint directory") from None
-    if not isinstance(config, dict):
-        raise SourceInvalid(f"{file}: expected a JSON object, got {type(config).__name__}")
-    family = config.get("model_type")
-    if not isinstance(family, str) or family not in _FAMILIES:
-        raise SourceInvalid(
-            f"{file}: model_type: expected one of {', '.join(sorted(_FAMILIES))}, got {family!r};"
-            " other architectures compute attention differently or lay their weights out"
-            " otherwise; where a layer is an nn.MultiheadAttention, export its state dict with"
-            " --from-torch"
-        )
-    position = config.get("position_embedding_type", "absolute")
-    if position != "absolute":
-        raise SourceInvalid(
-            f"{file}: position_embedding_type: expected absolute, got {position!r}; relative"
-            " positions add terms inside the softmax that the formula of this version does not have"
-        )
-    _refuse_other_computation(file, config)
-    for key in ("num_hidden_layers", "num_attention_heads"):
-        if type(config.get(key)) is not int:
-            raise SourceInvalid(f"{file}: {key}: expected an integer, got {config.get(key)!r}")
-    return config
-
-
-def _refuse_other_computation(file: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration under which transformers computes more than the formula."""
-    reasons = {
-        "is_decoder": "the attention of a decoder is causal by default, which an artifact of this"
-        " version cannot record; set is_decoder to false to export the layer as bidirectional,"
-        ' and send "causal": true with every call',
-        "add_cross_attention": "the model is a decoder with cross-attention, whose self-attention"
-        " is causal by default, which an artifact of this version cannot record; set it to false"
-        ' to export the self-attention as bidirectional, and send "causal": true with every call',
-        "pruned_heads": "heads were pruned away, and layers with fewer heads than width allows"
-        " cannot be exported",
-        "quantization_config": "the weights are quantised; dequantise the model first, e.g."
-        " model.dequantize(), and export what save_pretrained() then writes",
-        "auto_map": "the model is computed by code of its own (trust_remote_code), which may"
-        " differ from the family's; remove auto_map if its attention is exactly the family's",
-    }
-    for key, reason in reasons.items():
-        # transformers goes by truth: "false" in quotes is true, too.
-        if config.get(key):
-            raise SourceInvalid(f"{file}: {key} is {_shortened(config[key])}: {reason}")
 
 
 def _root(checkpoint: Checkpoint, layer: int) -> str:
@@ -188,7 +119,7 @@ def _refuse_contradictions(
         stated = config.get(key)
         if stated is not None and stated != value:
             raise SourceInvalid(
-                f"{file}: {key} is {_shortened(stated)}, but the weights say {value} ({meaning});"
+                f"{file}: {key} is {shortened(stated)}, but the weights say {value} ({meaning});"
                 " expected the config.json that belongs to these weights"
             )
 
@@ -222,8 +153,3 @@ def _state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         f"in_proj_{kind}": torch.cat([tensors[f"{part}.{kind}"] for part in _PROJECTIONS])
         for kind in ("weight", "bias")
     } | {f"out_proj.{kind}": tensors[f"{_OUTPUT}.{kind}"] for kind in ("weight", "bias")}
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

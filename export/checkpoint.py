@@ -7,20 +7,20 @@ that no layer is published with a part of it left out (export/refusals.py says w
 to do instead).
 """
 
-import json
+import pickle
 import re
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from export.errors import SourceInvalid
+from export.json_files import parse_json, read_json
 from export.refusals import NOT_WEIGHTS, reason_against
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -47,10 +47,6 @@ _DTYPE_NAMES = {
     "BOOL": "bool",
 }
 """safetensors' names of dtypes, as PyTorch says them; any other is shown as it stands."""
-
-
-class SourceInvalid(Exception):
-    """The weights cannot be read, or are not those of one attention layer."""
 
 
 @dataclass(frozen=True)
@@ -186,15 +182,31 @@ def open_file(path: Path) -> Checkpoint:
         raise
     except FileNotFoundError:
         raise SourceInvalid(f"{path}: no such file") from None
+    except pickle.UnpicklingError as error:
+        if "Unsupported global" not in str(error):
+            raise SourceInvalid(
+                f"{path}: expected a file of weights only: {_first_words(error)}{_size(path)}"
+            ) from error
+        raise SourceInvalid(
+            f"{path}: expected a state dict, got objects of other classes; save the weights alone:"
+            " torch.save(layer.state_dict(), FILE)"
+        ) from error
     except Exception as error:
+        if "TorchScript" in str(error):
+            raise SourceInvalid(
+                f"{path}: expected a state dict, got a TorchScript module; save the weights alone:"
+                " torch.save(module.state_dict(), FILE)"
+            ) from error
         # torch's restricted reader raises whatever it stumbles on in bytes of another kind:
         # KeyError, IndexError, struct.error, ...
-        reason = f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0].rstrip(": ")
         raise SourceInvalid(
-            f"{path}: expected a file of weights only: {reason}{_size(path)}"
+            f"{path}: expected a file of weights only: {_first_words(error)}{_size(path)}"
         ) from error
     if not isinstance(state, Mapping):
-        raise SourceInvalid(f"{path}: expected a state dict, got {type(state).__name__}")
+        raise SourceInvalid(
+            f"{path}: expected a state dict, got {type(state).__name__}; save it with"
+            " torch.save(layer.state_dict(), FILE)"
+        )
     nested = [key for key, value in state.items() if isinstance(value, Mapping)]
     if nested and not any(isinstance(value, Tensor) for value in state.values()):
         raise SourceInvalid(
@@ -202,6 +214,10 @@ def open_file(path: Path) -> Checkpoint:
             f" {str(nested[0])!r} as a file of its own"
         )
     return from_values(str(path), state)
+
+
+def _first_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0].rstrip(": ")
 
 
 def open_folder(directory: Path) -> Checkpoint:
@@ -225,33 +241,6 @@ def open_folder(directory: Path) -> Checkpoint:
             " add the index of the shards, or delete the files that are not part of the model"
         )
     return Checkpoint(str(file), _open_weights(file))
-
-
-def read_json(file: Path) -> Any:
-    """
-    Return what a JSON file holds.
-
-    Raises:
-        SourceInvalid: it is no JSON, is nested too deeply, or has a key twice in one object.
-        OSError: it cannot be read.
-    """
-    return _parse_json(str(file), file.read_bytes())
-
-
-def _parse_json(where: str, text: bytes) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):
-            [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-            raise SourceInvalid(f"{where}: {twice!r} is there twice; expected it once")
-        return values
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except ValueError as error:
-        raise SourceInvalid(f"{where}: expected JSON: {error}") from None
-    except RecursionError:
-        raise SourceInvalid(f"{where}: expected JSON, got brackets nested too deeply") from None
 
 
 def _stored(value: object) -> Stored:
@@ -335,7 +324,7 @@ def _open_safetensors(file: Path) -> dict[str, Stored]:
             tensors[name] = Stored(dtype, tuple(part.get_shape()), partial(_read, file, name))
     # The library takes the last of two tensors of one name, if they share their bytes.
     with file.open("rb") as raw:
-        _parse_json(str(file), raw.read(int.from_bytes(raw.read(8), "little")))
+        parse_json(str(file), raw.read(int.from_bytes(raw.read(8), "little")))
     return tensors
 
 

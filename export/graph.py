@@ -62,6 +62,7 @@ def write_graph(layer: MultiHeadAttention, path: Path) -> list[str]:
     """
     with _captured_warnings() as messages, torch.no_grad():
         model = _export(layer)
+    weights = _take_weights(model.graph)
     model.functions.append(_attend_function(layer.config.num_heads).to_function_proto())
     model.opset_import.append(onnx.helper.make_opsetid("headwise", 1))
     # The exporter knew no shapes inside the function; the runtime infers its own.
@@ -75,16 +76,34 @@ def write_graph(layer: MultiHeadAttention, path: Path) -> list[str]:
     for node in model.graph.node:
         # Stack traces with the paths of this machine.
         del node.metadata_props[:]
-    onnx.save(
-        model,
-        path,
-        save_as_external_data=True,
-        all_tensors_to_one_file=True,
-        location=WEIGHTS_FILE,
-        size_threshold=0,
-    )
+    with path.with_name(WEIGHTS_FILE).open("wb") as file:
+        file.writelines(weights)
+    del weights
+    path.write_bytes(model.SerializeToString())
     onnx.checker.check_model(path, full_check=True)
     return messages
+
+
+def _take_weights(graph: onnx.GraphProto) -> list[bytes]:
+    """
+    Return the numbers of all constants, and leave in the graph where the file will have them.
+
+    Before anything serialises the graph: protobuf takes no message of more than 2 GiB.
+    """
+    weights, offset = [], 0
+    for tensor in graph.initializer:
+        content = tensor.raw_data
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (
+            ("location", WEIGHTS_FILE),
+            ("offset", offset),
+            ("length", len(content)),
+        ):
+            tensor.external_data.add(key=key, value=str(value))
+        weights.append(content)
+        offset += len(content)
+    return weights
 
 
 def read_state(graph: Graph, config: LayerConfig) -> dict[str, Tensor]:

@@ -12,14 +12,17 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
+from export.errors import ExportRefused
 from export.gate import Cell, GateFailed, Report, pass_gate
 from export.graph import read_state, write_graph
+from export.processor import processor
 from export.sources import Source, SourceInvalid, from_state
 from service.contract import (
     ATTEND_MASK,
@@ -35,6 +38,7 @@ from service.contract import (
     WEIGHTS_FILE,
     FileEntry,
     Manifest,
+    ParityRow,
     is_valid_version,
 )
 from service.errors import ArtifactUnreadable
@@ -55,8 +59,24 @@ _YOUNG_S = 60.0
 """A staging directory of this age has been locked by its export, if that still runs."""
 
 
-class PublishRefused(Exception):
+class PublishRefused(ExportRefused):
     """The repository cannot take a further version."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A published artifact that passed the gate once more, here."""
+
+    manifest: Manifest
+    """What it says of the first time."""
+    rows: tuple[ParityRow, ...]
+    proven_on: dict[str, str | int]
+    versions: dict[str, str]
+
+    @property
+    def worst_error(self) -> float:
+        """The largest difference of all rows, of outputs (relative) and weights (absolute)."""
+        return max(max(row.output_error, row.weights_error or 0.0) for row in self.rows)
 
 
 def publish(
@@ -65,22 +85,21 @@ def publish(
     name: str,
     *,
     threads: int = 1,
-    on_cell: Callable[[Cell], None] = lambda cell: None,
+    on_cell: Callable[[Cell | None, float], None] = lambda cell, share: None,
     on_warning: Callable[[str], None] = lambda text: None,
 ) -> Artifact:
     """
     Return the layer as the next version of `name` in `repository`, proven.
 
-    `on_cell` is called after each cell of the gate's grid, `on_warning` with
-    each warning of PyTorch's exporter.
+    For `on_cell` see `pass_gate`; `on_warning` is called with each warning of PyTorch's exporter.
 
     Raises:
         GateFailed: the artifact does not answer as the layer does; nothing is
             visible in the repository.
-        PublishRefused: no version is left.
+        PublishRefused: no version is left, or the repository cannot be written to.
     """
     _next_version(repository, name)  # before minutes of proof
-    with _staging(repository) as staging:
+    with _written(repository), _staging(repository) as staging:
         for text in write_graph(source.layer, staging / GRAPH_FILE):
             on_warning(text)
         try:
@@ -91,14 +110,17 @@ def publish(
         report = pass_gate(engine, source, on_cell=on_cell)
         _write_golden(source, staging / GOLDEN_FILE, report.input_scale)
         version = _next_version(repository, name)
-        manifest = _manifest(source, report, _entries(graph, staging), name, version)
+        manifest = _manifest(source, report, _entries(graph, staging), name, version, threads)
         target = make_visible(staging, repository, manifest)
     return read_artifact(target)
 
 
 def verify(
-    path: Path, *, threads: int = 1, on_cell: Callable[[Cell], None] = lambda cell: None
-) -> Report:
+    path: Path,
+    *,
+    threads: int = 1,
+    on_cell: Callable[[Cell | None, float], None] = lambda cell, share: None,
+) -> Verified:
     """
     Repeat every check on a published artifact, with the weights that are in it.
 
@@ -115,7 +137,8 @@ def verify(
     except (ValueError, SourceInvalid) as error:
         raise GateFailed(f"{artifact.graph.path}: {error}") from error
     _check_golden(artifact, source)
-    return pass_gate(engine, source, on_cell=on_cell)
+    report = pass_gate(engine, source, on_cell=on_cell)
+    return Verified(artifact.manifest, report.rows, _proven_on(threads), _versions())
 
 
 def make_visible(staging: Path, repository: Path, manifest: Manifest) -> Path:
@@ -155,6 +178,26 @@ def _checked(repository: Path, name: str, version: int) -> int:
             f" next one; remove or rename version {version - 1} to publish another"
         )
     return version
+
+
+@contextlib.contextmanager
+def _written(repository: Path) -> Iterator[None]:
+    """Refuse what the system refuses, by the repository and with the cure."""
+    try:
+        yield
+    except OSError as error:
+        cures = {
+            errno.ENOSPC: "free some space there, or",
+            errno.EDQUOT: "free some of your quota there, or",
+            errno.EFBIG: "raise the limit of a file's size (ulimit -f), or",
+            errno.EEXIST: "expected a directory, got a file;",
+            errno.ENOTDIR: "expected a directory, got a file;",
+        }
+        cure = cures.get(error.errno or 0, "make it writable, or")
+        raise PublishRefused(
+            f"{repository}: the artifact cannot be written there: {error.strerror or error};"
+            f" {cure} name another directory with --repository"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -208,9 +251,13 @@ def _entries(graph: Graph, directory: Path) -> dict[str, FileEntry]:
 
 
 def _manifest(
-    source: Source, report: Report, files: dict[str, FileEntry], name: str, version: int
+    source: Source,
+    report: Report,
+    files: dict[str, FileEntry],
+    name: str,
+    version: int,
+    threads: int,
 ) -> Manifest:
-    packages = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "headwise")
     return Manifest(
         name=name,
         version=version,
@@ -221,9 +268,19 @@ def _manifest(
         parity=report.rows,
         files=files,
         source=source.origin,
-        versions={package: importlib.metadata.version(package) for package in packages},
+        versions=_versions(),
+        proven_on=_proven_on(threads),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "headwise")
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+def _proven_on(threads: int) -> dict[str, str | int]:
+    return {**processor(), "threads": threads}
 
 
 def _write_golden(source: Source, path: Path, scale: float) -> None:
@@ -240,10 +297,9 @@ def _write_golden(source: Source, path: Path, scale: float) -> None:
     attend_mask = np.ones((rows, keys), np.bool_)
     attend_mask[1, 2:] = False
     inputs = Inputs(tensors[EMBEDDINGS], tensors.get(MEMORY), attend_mask)
-    save_file(
-        {**tensors, ATTEND_MASK: attend_mask, **_answers(source, inputs)},
-        path,
-    )
+    golden = {**tensors, ATTEND_MASK: attend_mask, **_answers(source, inputs)}
+    # The library writes an array's memory as it lies, whatever its order.
+    path.write_bytes(save({name: np.ascontiguousarray(array) for name, array in golden.items()}))
 
 
 def _answers(source: Source, inputs: Inputs) -> dict[str, np.ndarray]:
@@ -254,7 +310,7 @@ def _answers(source: Source, inputs: Inputs) -> dict[str, np.ndarray]:
         plain, _ = source.layer(embeddings, memory)
         output, weights = source.layer(embeddings, memory, attend_mask=mask)
     answers = {PLAIN_OUTPUT: plain, OUTPUT: output, ATTENTION_WEIGHTS: weights}
-    return {name: tensor.contiguous().numpy() for name, tensor in answers.items()}
+    return {name: tensor.numpy() for name, tensor in answers.items()}
 
 
 def _check_golden(artifact: Artifact, source: Source) -> None:

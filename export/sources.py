@@ -17,9 +17,11 @@ from torch import Tensor, nn
 
 from export.attention import MultiHeadAttention
 from export.bert import read_attention
-from export.checkpoint import Checkpoint, SourceInvalid, from_values, open_file
+from export.checkpoint import Checkpoint, from_values, open_file
+from export.errors import SourceInvalid
 from export.refusals import is_adapters, reason_against
 from service.contract import LayerConfig
+from service.host.memory_limit import memory_limit
 
 __all__ = [
     "Attention",
@@ -38,8 +40,11 @@ _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _STATE_KEYS = frozenset(
     {"in_proj_weight", *_SEPARATE, "in_proj_bias", "out_proj.weight", "out_proj.bias"}
 )
-_LIMIT_BYTES = 2_000_000_000
-"""A graph is serialised whole before its weights are written beside it: protobuf takes 2 GiB."""
+_COPIES = 5
+"""How many times its weights an export holds: PyTorch's, the file's, and the runtime's."""
+
+_BESIDES_BYTES = 1_500_000_000
+"""What an export takes besides: PyTorch itself, and the weights of the proof's attention."""
 
 _CROSS_NAMES = re.compile(
     r"multihead_attn|.*cross.*|enc(oder)?_(dec(oder)?_)?att(entio)?n.*|encdec.*|xattn|src_attn",
@@ -147,11 +152,14 @@ def from_state(
     weights are those of self-attention and separate ones those of cross-attention; `attention`
     says otherwise, for keys and values as wide as the queries.
 
+    The tensors are copied.
+
     Raises:
         SourceInvalid: a key is missing, unknown or of the wrong shape, or
             kdim differs from vdim.
     """
-    return _from_checkpoint(from_values("state dict", state), "", num_heads, origin, attention)
+    own = {name: v.clone() if isinstance(v, Tensor) else v for name, v in state.items()}
+    return _from_checkpoint(from_values("state dict", own), "", num_heads, origin, attention)
 
 
 def _from_checkpoint(
@@ -171,14 +179,15 @@ def _from_checkpoint(
     if memory_dim in (None, embed_dim) and "in_proj_weight" not in tensors:
         # PyTorch packs when the widths agree, also where keys come from a memory.
         tensors = _packed(tensors)
-    with torch.random.fork_rng(devices=[]):  # new layers draw weights, only to lose them
+    # Without memory of their own: both take the tensors as they are, and share them.
+    with torch.device("meta"):
         reference, layer = _torch_layer(config), MultiHeadAttention(config)
     try:
-        reference.load_state_dict(tensors)
+        reference.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
         problem = str(error).splitlines()[-1].strip()
         raise SourceInvalid(f"{where}: expected one nn.MultiheadAttention: {problem}") from None
-    layer.load_state_dict(_our_state(config, tensors))
+    layer.load_state_dict(_our_state(config, tensors), assign=True)
     return Source(layer.eval(), reference.eval(), origin)
 
 
@@ -190,12 +199,13 @@ def _config(
     except ValueError as error:
         raise SourceInvalid(str(error)) from None
     size_bytes = 4 * 2 * embed_dim * (embed_dim + (memory_dim or embed_dim))
-    if size_bytes > _LIMIT_BYTES:
+    needed_bytes, found_bytes = _COPIES * size_bytes + _BESIDES_BYTES, memory_limit()
+    if needed_bytes > found_bytes and size_bytes > _BESIDES_BYTES:
         # Before anything of that size is allocated.
         raise SourceInvalid(
-            f"embed_dim: expected weights of at most {_LIMIT_BYTES / 1e9:.1f} GB, which is what an"
-            f" ONNX graph can hold while it is made, got {size_bytes / 1e9:.1f} GB at width"
-            f" {embed_dim}"
+            f"embed_dim: weights of {size_bytes / 1e9:.1f} GB at width {embed_dim} take about"
+            f" {needed_bytes / 1e9:.1f} GB of memory to be exported, and there are"
+            f" {found_bytes / 1e9:.1f} GB here; export on a larger machine"
         )
     return config
 

@@ -108,8 +108,10 @@ def _safetensors(target: Target, work: Work, tensors: Tensors) -> Message:
         raise UsageWrong("--weights: heads by number cannot be asked for in safetensors")
     weights, causal = (str(flag).lower() for flag in (work.weights == "on", tensors.causal))
     query = f"model={quote(target.model)}&weights={weights}&causal={causal}"
+    given = {**tensors.inputs, **tensors.masks}
     return Message(
         f"/v1/attention?{query}",
-        save({**tensors.inputs, **tensors.masks}),
+        # The library writes an array's memory as it lies, whatever its order.
+        save({name: np.ascontiguousarray(values) for name, values in given.items()}),
         {"Content-Type": "application/x-safetensors"},
     )

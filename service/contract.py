@@ -11,7 +11,7 @@ E embed_dim, M memory width, H heads.
 import dataclasses
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
 EMBEDDINGS: Final = "embeddings"
@@ -26,7 +26,12 @@ PLAIN: Final = "plain"
 """Graph input only: true takes the path without masks and weights."""
 
 FORMAT: Final = 1
-"""The manifest format that this code writes and reads."""
+"""
+The manifest format that this code writes and reads.
+
+It rises when a manifest of the old form would be misread.  A field that is only added has a
+default instead, so that older manifests are still read; an older reader refuses the field by name.
+"""
 
 MANIFEST_FILE: Final = "manifest.json"
 GRAPH_FILE: Final = "layer.onnx"
@@ -171,8 +176,8 @@ class ParityRow:
     reference: str
     output_error: float
     """max|a-b| / max(1, max|expected|)"""
-    weights_error: float
-    """max|a-b|"""
+    weights_error: float | None
+    """max|a-b|; None = too many for the proof's memory, not compared in this cell"""
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,8 @@ class Manifest:
     """The torch, onnx and onnxruntime that made and checked it."""
     created: str
     """UTC, ISO 8601."""
+    proven_on: dict[str, str | int] = field(default_factory=dict)
+    """The processor and threads of the proof; empty = made before this was recorded."""
     format: Literal[1] = FORMAT
 
     @property
@@ -206,7 +213,7 @@ class Manifest:
     @property
     def worst_weights_error(self) -> float:
         """The largest absolute weights error of all parity rows."""
-        return max((row.weights_error for row in self.parity), default=0.0)
+        return max((row.weights_error or 0.0 for row in self.parity), default=0.0)
 
     def to_json(self) -> str:
         """Write the manifest as the text of `manifest.json`."""

@@ -29,8 +29,10 @@ _FOR_THE_MAIN_ENVIRONMENT = [
     "loadtest/*",
     "system/test_client_control.py",
     "system/test_clients.py",
+    "system/test_exporting.py",
     "system/test_minilm.py",
     "system/test_perf_analyzer.py",
+    "system/test_strides.py",
 ]
 collect_ignore_glob = [] if HAS_TORCH else _FOR_THE_MAIN_ENVIRONMENT
 

@@ -45,6 +45,7 @@ ROOMS = [
             "service",
             "service.contract",
             "service.errors",
+            "service.host.memory_limit",
             "service.inference.artifact",
             "service.inference.calls",
             "service.inference.engine",

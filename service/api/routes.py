@@ -74,6 +74,7 @@ class Routes:
                 "input_scale": manifest.input_scale,
                 "source": manifest.source,
                 "versions": manifest.versions,
+                "proven_on": manifest.proven_on,
                 "created": manifest.created,
             }
         )

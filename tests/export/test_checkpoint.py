@@ -97,6 +97,7 @@ def test_open_folder_link_to_a_file_elsewhere_is_followed(tmp_path: Path) -> Non
     assert torch.equal(source.layer.query_key_value.weight[:8], tensors[NAME])
 
 
+@pytest.mark.fault("G3")
 def test_open_folder_stale_single_file_beside_an_index_is_ambiguous(tmp_path: Path) -> None:
     """Which of two models is meant is not guessed; the message says what to delete."""
     write_checkpoint(tmp_path)
@@ -111,6 +112,7 @@ def test_open_folder_stale_single_file_beside_an_index_is_ambiguous(tmp_path: Pa
 
 
 @pytest.mark.parametrize("has_single", [True, False])
+@pytest.mark.fault("G3")
 def test_open_folder_shards_without_an_index_are_refused(has_single: bool, tmp_path: Path) -> None:
     """Shards are read as their index says, and a single file beside them may be another model."""
     _shards(tmp_path)
@@ -230,6 +232,7 @@ def test_open_folder_index_that_is_none_is_refused(text: str, message: str, tmp_
     assert _refusal(tmp_path).startswith(f"{tmp_path / INDEX}: {message}")
 
 
+@pytest.mark.fault("G10")
 def test_open_folder_nested_configuration_is_refused(tmp_path: Path) -> None:
     """Brackets without end are no traceback."""
     write_checkpoint(tmp_path)
@@ -279,6 +282,7 @@ WRONG_FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 
 @pytest.mark.parametrize("is_folder", [True, False])
 @pytest.mark.parametrize(("make", "message"), WRONG_FILES.values(), ids=WRONG_FILES)
+@pytest.mark.fault("G10")
 def test_open_what_is_no_file_of_weights_says_what_it_is(
     make: Callable[[bytes], bytes], message: str, is_folder: bool, tmp_path: Path
 ) -> None:

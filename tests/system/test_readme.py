@@ -1,6 +1,7 @@
 """The README is true: its commands run, its code works, its tables are complete."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -17,6 +18,7 @@ from service import __version__
 from service.errors import HeadwiseError
 from service.settings import Settings
 from tests.service.transport.test_problems import kinds
+from tests.support.layers import Layers
 from tests.support.server import ROOT, Server
 
 README = (ROOT / "README.md").read_text()
@@ -92,7 +94,10 @@ def test_readme_shows_no_command_that_is_not_tested() -> None:
     """Every command is one of these kinds, each with a test of its own."""
     kinds_of_command = {command.split()[0] for command, _ in commands()}
 
-    assert kinds_of_command == {"make", "curl", "python", "docker", "perf_analyzer"}
+    assert kinds_of_command == {
+        *("make", "curl", "python", "docker", "perf_analyzer"),
+        *(".", "pip", "export", "until"),
+    }
 
 
 def test_readme_make_verbs_exist() -> None:
@@ -112,20 +117,46 @@ def test_readme_make_verbs_exist() -> None:
     assert verbs <= set(re.findall(r"make ([a-z-]+)", listed.stdout)) | {"help"}
 
 
+def section(heading: str) -> str:
+    """Return the text under a heading of any level, up to the next one."""
+    return re.split(rf"\n#+ {re.escape(heading)}\n", README)[1].split("\n#")[0]
+
+
+def run_lines(page: str, folder: Path, address: str = ADDRESS) -> str:
+    """Run the `$ ` lines of a page's console blocks as one shell does; return what they print."""
+    lines = re.findall(r"^\$ (.*)$", "\n".join(blocks("console", page)), re.MULTILINE)
+    ended = subprocess.run(
+        ["bash", "-euc", "\n".join(lines).replace(ADDRESS, address)],  # noqa: S607
+        cwd=folder,
+        # pip finds what is installed, and nothing else: no test downloads.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "PIP_NO_INDEX": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Path:
-    """Return a folder in which the README's export commands have all run."""
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what the README's commands find in a clone: environment and pins."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / ".venv").symlink_to(sys.prefix)
+    (folder / "constraints.txt").symlink_to(ROOT / "constraints.txt")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(clone: Path, checkpoint: Path) -> Path:
+    """Return a folder in which the README's export commands have all run, in their order."""
     import torch
     from safetensors.torch import save_file
 
-    folder = tmp_path_factory.mktemp("readme")
-    save_file(torch.nn.MultiheadAttention(16, 8).state_dict(), folder / "layer.safetensors")
-    (folder / "CHECKPOINT_DIR").symlink_to(checkpoint)
-    argvs = [shlex.split(c) for c, _ in commands() if c.startswith("python -m export")]
-    assert len(argvs) == 4
-    for argv in argvs:
-        run_python(*argv[1:], folder=folder)
-    return folder
+    save_file(torch.nn.MultiheadAttention(16, 8).state_dict(), clone / "layer.safetensors")
+    (clone / "CHECKPOINT_DIR").symlink_to(checkpoint)
+    run_lines(section("Export your own layer"), clone)
+    return clone
 
 
 def run_python(*argv: str, folder: Path, **environ: str) -> None:
@@ -156,6 +187,34 @@ def test_readme_python_block_runs(exported: Path, checkpoint: Path, index: int) 
     with Server(exported / "artifacts") as running:
         code = blocks("python")[index].replace(ADDRESS, running.url)
         run_python("-c", code, folder=exported, CHECKPOINT_DIR=str(checkpoint))
+
+
+@needs_torch
+@pytest.mark.fault("E4")
+def test_readme_example_of_a_real_layer_runs_line_by_line(clone: Path, layers: Layers) -> None:
+    """The script is saved, then every line runs beside a server that looks as `make run` does."""
+    page = section("A real layer, end to end")
+    [script] = blocks("python", page)
+    assert "Save it as `minilm.py`" in page
+    repository = clone / "line by line" / "artifacts"
+    shutil.copytree(layers.repository, repository)
+    with Server(repository, repository_poll_s=2) as running:
+        folder = repository.parent
+        (folder / "minilm.py").write_text(script.replace(ADDRESS, running.url))
+        for name in (".venv", "constraints.txt"):
+            (folder / name).symlink_to(clone / name)
+
+        printed = run_lines(page, folder, running.url)
+
+    assert printed.endswith("all 12 heads as transformers computes them\n")
+
+
+@pytest.mark.fault("E4")
+def test_readme_examples_server_looks_as_make_run_does() -> None:
+    """The example waits for a look at the repository, which only a setting makes."""
+    makefile = (ROOT / "Makefile").read_text()
+
+    assert 'HEADWISE_REPOSITORY_POLL_S="$${HEADWISE_REPOSITORY_POLL_S:-2}" exec' in makefile
 
 
 def test_readme_settings_table_is_complete_and_true() -> None:
