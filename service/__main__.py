@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 
@@ -22,11 +21,13 @@ from service.api.server import Server
 from service.app import create_app, make_server
 from service.errors import SettingsInvalid, StartRefused
 from service.host.cpu import cpu_budget
-from service.host.malloc import keep_blocks
+from service.host.malloc import KEPT_BYTES, keep_blocks
+from service.host.memory_limit import memory_limit
 from service.logs import Log, configure, event
 from service.settings import Settings
 from service.telemetry.access_log import AccessLog
 from service.telemetry.tracing import NoTracing, OpenTelemetry
+from service.threads import LastResort
 from service.transport.connection import HttpConnection
 from service.transport.receiving import receiving
 from service.transport.tls import tls_context
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
         log = configure(settings.log_format, settings.log_level)
-        keep_blocks()
+        keep_blocks(min(KEPT_BYTES, memory_limit() // 8))
         tracing = OpenTelemetry() if settings.tracing else NoTracing()
         keys = _keys(settings)
         tls = tls_context(settings)
@@ -55,13 +56,17 @@ def main(argv: list[str] | None = None) -> int:
     except StartRefused as error:
         _tell(error, log)
         return 2
-    server = make_server(
-        settings,
-        tracing=tracing,
-        keys=keys,
-        access_log=AccessLog(log, names_keys=keys is not None),
-    )
-    process = _UvicornServer(server, tls, log)
+    try:
+        server = make_server(
+            settings,
+            tracing=tracing,
+            keys=keys,
+            access_log=AccessLog(log, names_keys=keys is not None),
+        )
+        process = _UvicornServer(server, tls, log)
+    except StartRefused as error:
+        _tell(error, log)
+        return 2
     event(
         "starting",
         version=__version__,
@@ -89,6 +94,7 @@ class _UvicornServer(uvicorn.Server):
         self._server = server
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
+        self._last_resort = LastResort(self._end_by_force)
         super().__init__(
             uvicorn.Config(
                 create_app(server, refuse=self._refuse),
@@ -156,15 +162,12 @@ class _UvicornServer(uvicorn.Server):
         The interpreter itself would wait for every thread: for a library that loads a model,
         for instance, and cannot be interrupted.
         """
+        self._last_resort.within(seconds)
 
-        def end() -> None:
-            event("ended by force: work was still under way", level=logging.WARNING)
-            self._log.writer.flush()
-            os._exit(self.exit_code)
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
+    def _end_by_force(self) -> None:
+        event("ended by force: work was still under way", level=logging.WARNING)
+        self._log.writer.flush()
+        os._exit(self.exit_code)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         """Run something beside serving, and keep it until it is done."""

@@ -39,19 +39,21 @@ async def json_object(
     settings = server.settings
     limit = min(limit_bytes, settings.max_body_bytes)
     exchange = Exchange(request.scope, request.receive, _answered_by_the_framework)
-    content = await exchange.while_there(
-        read_body(
-            exchange,
-            server.offload,
-            limit_bytes=limit,
-            decompressed_limit_bytes=limit,
-            timeout_s=settings.body_timeout_s,
+    with server.bodies.held() as held:
+        content = await exchange.while_there(
+            read_body(
+                exchange,
+                server.offload,
+                limit_bytes=limit,
+                decompressed_limit_bytes=limit,
+                timeout_s=settings.body_timeout_s,
+                size_of=Size,
+                hold=held.hold,
+            )
         )
-    )
-    if is_optional and not content.strip():
-        return {}
-    size = Size(json_bytes=len(content))
-    return await server.offload.do(size, _members, content, is_optional)
+        if is_optional and not content.strip():
+            return {}
+        return await server.offload.do(Size(len(content)), _members, content, is_optional)
 
 
 def check_control(server: Server, what: str) -> None:

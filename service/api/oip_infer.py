@@ -12,11 +12,20 @@ from service.codecs.options import from_query
 from service.inference.calls import Answer
 from service.inference.models import Model
 from service.telemetry.statistics import ModelStatistics
+from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange
 
 _JSON: Final = (b"content-type", attention_json.MEDIA_TYPE.encode())
 _BINARY: Final = (b"content-type", oip_request.BINARY_MEDIA_TYPE.encode())
 _HEADER_LENGTH: Final = oip_request.HEADER_LENGTH.encode()
+
+
+def size_of(exchange: Exchange, body_bytes: int) -> Size:
+    """Return what a body of so many bytes is, as far as its head says: JSON before raw tensors."""
+    header_length = exchange.headers.get(oip_request.HEADER_LENGTH, "")
+    is_number = header_length.isascii() and header_length.isdigit()
+    json_bytes = min(int(header_length[:20]), body_bytes) if is_number else body_bytes
+    return Size(json_bytes, body_bytes - json_bytes)
 
 
 async def read_call(
@@ -26,9 +35,12 @@ async def read_call(
     model: Model,
     statistics: ModelStatistics,
     content: bytes,
+    held: HeldBody,
 ) -> tuple[AdmittedCall, InferRequest, Places]:
     """
     Return the call in a body, the request that it is, and where in shared memory tensors belong.
+
+    What `held` holds is released: the call holds what it takes itself.
 
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
@@ -45,12 +57,15 @@ async def read_call(
         json_bytes,
         with_weights,
         timeout_s if isinstance(timeout_s, float) else None,
+        hold=held.hold,
     )
     places = {tensor: server.shared_memory.place(slot) for tensor, slot in request.slots.items()}
     if request.borrowed:
         size = Size(raw_bytes=sum(places[tensor].byte_size for tensor in request.borrowed))
+        held.hold(len(content) + size.memory_bytes)
         limit = server.settings.max_body_bytes
         request = await server.offload.do(size, oip_request.borrow, request, places, limit)
+    held.release()
     record = exchange.record
     admitted = start(server, record, model, request.tensors, request.options, statistics)
     return admitted, request, places

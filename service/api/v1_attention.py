@@ -10,6 +10,7 @@ from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.options import from_query
 from service.errors import NotAcceptable, UnsupportedMediaType
 from service.inference.calls import Answer
+from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange
 from service.transport.negotiation import best_offer
 
@@ -28,6 +29,11 @@ class AttentionFormat:
     options: dict[str, object]
     """Those of the query and the headers, not yet checked; the body's win."""
 
+    def size_of(self, body_bytes: int) -> Size:
+        """Return what a body of so many bytes is."""
+        is_json = self.request == attention_json.MEDIA_TYPE
+        return Size(json_bytes=body_bytes) if is_json else Size(raw_bytes=body_bytes)
+
 
 def format_of(exchange: Exchange) -> AttentionFormat:
     """
@@ -45,25 +51,28 @@ def format_of(exchange: Exchange) -> AttentionFormat:
 
 
 async def read_call(
-    server: Server, exchange: Exchange, formats: AttentionFormat, content: bytes
+    server: Server, exchange: Exchange, formats: AttentionFormat, content: bytes, held: HeldBody
 ) -> tuple[AdmittedCall, bool]:
     """
     Return the call in a body, and whether it was one sequence without a batch axis.
+
+    What `held` holds is released: the call holds what it takes itself.
 
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
     is_single = False
+    size = formats.size_of(len(content))
+    known = content, formats.options, server.limits
     if formats.request == attention_json.MEDIA_TYPE:
-        size = Size(json_bytes=len(content))
         tensors, options, is_single = await server.offload.decode(
-            size, attention_json.decode, content, formats.options, server.limits
+            size, attention_json.decode, *known, hold=held.hold
         )
     else:
-        size = Size(raw_bytes=len(content))
         tensors, options = await server.offload.decode(
-            size, attention_safetensors.decode, content, formats.options, server.limits
+            size, attention_safetensors.decode, *known, hold=held.hold
         )
+    held.release()
     model = model_of(server, exchange.record, options.model)
     return start(server, exchange.record, model, tensors, options), is_single
 

@@ -45,6 +45,15 @@ class Inputs:
         keys = self.embeddings if self.memory is None else self.memory
         return int(keys.shape[1])
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory the tensors take."""
+        size = self.embeddings.nbytes
+        for tensor in (self.memory, self.attend_mask, self.pair_mask, self.head_mask):
+            if tensor is not None:
+                size += tensor.nbytes
+        return size
+
 
 @dataclass(frozen=True)
 class Options:

@@ -68,7 +68,7 @@ def test_settings_injected_by_kubernetes_are_explained(name: str, value: str) ->
 def test_settings_of_unsent_answers_have_room_for_the_largest_one() -> None:
     """One largest answer always fits; without a word there is room for two."""
     settings = Settings.load([], {"HEADWISE_MAX_ANSWER_BYTES": str(2**31)})
-    assert settings.unsent_bytes == 2**32
+    assert settings.unsent_bytes(2**40) == 2**32
 
     with pytest.raises(SettingsInvalid, match=r"--max-unsent-bytes: .*at least max_answer_bytes"):
         Settings.load(["--max-unsent-bytes", "99"], {"HEADWISE_MAX_ANSWER_BYTES": "100"})

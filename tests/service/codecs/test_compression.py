@@ -200,7 +200,7 @@ def test_decompress_ends_at_the_next_step_when_nobody_waits(
     replace_zlib(monkeypatch, counting)
 
     with pytest.raises(Draining):
-        decompress(gzip.compress(bytes(2**26)), "gzip", 2**26, stop)
+        decompress(gzip.compress(bytes(2**26)), "gzip", 2**26, stop=stop)
 
     assert counting.steps == 3
 
@@ -223,7 +223,7 @@ def test_workers_that_are_closed_stop_what_can_be_stopped() -> None:
         stopped.set()
 
     async def scenario() -> None:
-        offload = Offload()
+        offload = Offload(decode_timeout_s=60)
         task = asyncio.create_task(offload.interruptible(hold))
         await asyncio.to_thread(began.wait, 60)
         offload.close()
