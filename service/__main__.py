@@ -1,9 +1,14 @@
 """The process: settings, models, a socket, and signals that end it cleanly."""
 
+import os
+
+# Before numpy is imported: it multiplies no matrices here, and where the system starts no more
+# threads its library interrupts the process.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import ssl
@@ -75,7 +80,12 @@ def main(argv: list[str] | None = None) -> int:
         provider=settings.provider,
         threads=cpu_budget(settings.threads),
     )
-    process.run([listener])
+    try:
+        process.run([listener])
+    except RuntimeError:
+        # Closing the event loop takes a thread, which the system may not start any more.
+        if not process.should_exit:
+            raise
     process.end_within(_THREADS_END_S)
     return process.exit_code
 
