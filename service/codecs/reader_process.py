@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from service.errors import DecodingFailed, HeadwiseError
+from service.errors import DecodingFailed, HeadwiseError, TooLarge
 from service.host.malloc import give_back
 from service.threads import ADVICE
 
@@ -180,6 +180,11 @@ def _reply(decode: Callable[..., Any], content: bytes, args: tuple[object, ...])
         return True, decode(content, *args)
     except HeadwiseError as error:
         return False, error.with_traceback(None)
+    except MemoryError:
+        return False, TooLarge(
+            "body: decoding it takes more memory than the system gives (ulimit -v);"
+            " send less, or the tensors in binary"
+        )
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         failure = DecodingFailed(f"decoding a large body failed: {type(error).__name__}: {error}")

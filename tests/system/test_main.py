@@ -352,6 +352,7 @@ def test_sigterm_ends_a_server_whose_reader_process_is_busy(layers: Layers) -> N
     assert server.process.returncode == 0
 
 
+@pytest.mark.fault("A1")
 def test_sigterm_ends_a_server_that_decompresses(layers: Layers) -> None:
     """Threads that are amid a large body end with the server."""
     blocks = zlib.compressobj(0, wbits=31).flush()[:10] + b"\0\0\0\xff\xff" * 12_000_000
@@ -370,6 +371,7 @@ def test_sigterm_ends_a_server_that_decompresses(layers: Layers) -> None:
     assert "by force" not in server.log()
 
 
+@pytest.mark.fault("A4")
 def test_sigterm_ends_a_server_whose_answers_nobody_reads(layers: Layers) -> None:
     """Nor does an answer hold up the ending whose caller takes nothing of it."""
     content = save({"embeddings": np.zeros((1, 2048, 8), np.float32)})

@@ -151,6 +151,7 @@ DAMAGE = st.one_of(
 )
 
 
+@pytest.mark.fault("A1")
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(MEMBERS, st.integers(1, 3)), max_size=6).map(
@@ -191,6 +192,7 @@ def test_decompress_of_any_members_is_what_python_says_or_refused_in_linear_work
     assert counting.steps <= 2 + 2 * len(content) / 20 + counting.bytes_out / 2**18
 
 
+@pytest.mark.fault("A1")
 def test_decompress_ends_at_the_next_step_when_nobody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -272,6 +274,7 @@ def test_bomb_is_refused_and_the_next_call_is_served(server: Server) -> None:
     assert server.get("/v2/health/ready").status_code == 200
 
 
+@pytest.mark.fault("A1")
 @pytest.mark.parametrize("path", ["/v2/repository/index", "/v1/attention"])
 def test_body_of_very_many_members_is_refused(server: Server, path: str) -> None:
     """A mebibyte that holds nothing at all is 52 000 decompressors' work."""
