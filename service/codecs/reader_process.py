@@ -114,6 +114,10 @@ class ReaderProcess:
                 pipe.close()
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
+    def is_alive(self) -> bool:
+        """Return whether the process was started, and has not ended by itself."""
+        return self._running is not None and self._running.process.poll() is None
+
     def memory_bytes(self) -> int:
         """Return the memory that the process holds beside what it shares with files."""
         if self._running is None:

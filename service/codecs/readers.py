@@ -181,10 +181,12 @@ class Readers:
 
     def _taken(self) -> ReaderProcess:
         """Return a process: one that rests, else one to be started."""
-        if self._idle:
+        while self._idle:
             reader, end = self._idle.pop()
             end.cancel()
-            return reader
+            if reader.is_alive():
+                return reader
+            self._end(reader)  # the system may have ended it for its memory
         reader = ReaderProcess()
         self._readers.add(reader)
         return reader
@@ -200,6 +202,9 @@ class Readers:
 
     def _end_idle(self, reader: ReaderProcess) -> None:
         self._idle = [idle for idle in self._idle if idle[0] is not reader]
+        self._end(reader)
+
+    def _end(self, reader: ReaderProcess) -> None:
         self._readers.discard(reader)
         self._threads.submit(reader.end)
 
