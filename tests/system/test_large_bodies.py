@@ -83,13 +83,14 @@ def leave(caller: socket.socket) -> None:
 @pytest.mark.fault("A3")
 def test_body_whose_decoding_hangs_holds_up_no_other(layers: Layers) -> None:
     """Others are decoded meanwhile; the process ends with its caller, and another takes over."""
-    with Server(layers.repository) as server, connected(server) as caller:
+    with Server(layers.repository) as server:
         reader = stopped_reader(server)
-        caller.sendall(head(len(LARGE)) + LARGE)
-        until(lambda: metric(server, "headwise_body_memory_bytes") > 0)
-        others = [server.post("/v1/attention", content=LARGE).status_code for _ in range(2)]
-        was_there = reader in children(server)
-        leave(caller)
+        with connected(server) as caller:
+            caller.sendall(head(len(LARGE)) + LARGE)
+            until(lambda: metric(server, "headwise_body_memory_bytes") > 0)
+            others = [server.post("/v1/attention", content=LARGE).status_code for _ in range(2)]
+            was_there = reader in children(server)
+            leave(caller)
         until(lambda: reader not in children(server))
         until(lambda: metric(server, "headwise_body_memory_bytes") == 0)
         after = server.post("/v1/attention", content=LARGE).status_code
