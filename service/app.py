@@ -83,6 +83,8 @@ def make_server(
     offload = Offload(settings.decode_timeout_s)
     metrics.reader_memory_bytes = offload.readers.memory_bytes
     memory = memory_limit()
+    bodies = BodyMemory(settings.bodies_bytes(memory))
+    metrics.body_memory_bytes = bodies.bytes_held
     limits = Limits(
         settings.max_rows,
         settings.max_length,
@@ -98,7 +100,7 @@ def make_server(
         keys=keys,
         offload=offload,
         shared_memory=SharedMemory(is_offered=settings.shared_memory),
-        bodies=BodyMemory(settings.bodies_bytes(memory), metrics),
+        bodies=bodies,
         unsent=UnsentAnswers(settings.unsent_bytes(memory), metrics),
         metrics=metrics,
         statistics=Statistics(),

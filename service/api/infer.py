@@ -19,6 +19,7 @@ from service.inference.models import Model
 from service.inference.validation import Tensors, answer_bytes, to_call
 from service.telemetry.request_record import RequestRecord
 from service.telemetry.statistics import ModelStatistics
+from service.transport.body_memory import FREE_BYTES
 from service.transport.standard_headers import Headers, server_timing
 
 
@@ -32,6 +33,7 @@ class AdmittedCall:
     statistics: ModelStatistics | None
     """The protocol's statistics of the model; None = a call of `/v1/attention`, which has none."""
     input_bytes: int
+    """What its tensors hold of the memory for bodies; a small call holds nothing."""
     answer_bytes: int
 
 
@@ -103,14 +105,18 @@ def admit(
     size = answer_bytes(call, model.layer)
     server.unsent.check_room(size)
     input_bytes = call.inputs.nbytes
-    server.bodies.add(input_bytes)
+    if input_bytes > FREE_BYTES:
+        server.bodies.add(input_bytes)
+    else:
+        input_bytes = 0
     server.unsent.add(size)
     return AdmittedCall(record, model, call, statistics, input_bytes, size)
 
 
 def release(server: Server, admitted: AdmittedCall) -> None:
     """Give back the memory that was reserved: the answer was delivered, or never will be."""
-    server.bodies.remove(admitted.input_bytes)
+    if admitted.input_bytes:
+        server.bodies.remove(admitted.input_bytes)
     server.unsent.add(-admitted.answer_bytes)
 
 

@@ -40,6 +40,10 @@ class CannotStart(Exception):
     """The process cannot be started; the message names the resource that is missing."""
 
 
+class Killed(Exception):
+    """The process was ended from outside: by the system, most often, where memory is short."""
+
+
 class ReaderProcess:
     """
     One such process, which decodes one body at a time.
@@ -83,16 +87,18 @@ class ReaderProcess:
 
         Raises:
             CannotStart: see `start`.
-            DecodingFailed: the process ended before it answered.
+            Killed: somebody ended the process before it answered.
+            DecodingFailed: it ended by itself.
         """
         running = self._running or self.start()
         try:
             send(running.requests, (decode, pickle.PickleBuffer(content), args))
             is_result, outcome = receive(running.replies, is_writable=True)
         except (OSError, EOFError):
-            raise DecodingFailed(
-                f"the process that reads large bodies ended: {self.end()}"
-            ) from None
+            how = self.end()
+            if how == signal.SIGKILL.name:
+                raise Killed from None
+            raise DecodingFailed(f"the process that reads large bodies ended: {how}") from None
         if is_result:
             return outcome
         raise outcome

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from service.codecs.reader_process import CannotStart, ReaderProcess
+from service.codecs.reader_process import CannotStart, Killed, ReaderProcess
 from service.errors import NotReady, TooLarge
 from service.logs import event
 from service.threads import ADVICE, UnawaitedThreads
@@ -91,8 +91,8 @@ class Readers:
 
         Raises:
             TooLarge: it took longer than the time limit.
-            NotReady: no process can be started.
-            DecodingFailed: the process ended before it answered.
+            NotReady: no process can be started, or it was ended from outside.
+            DecodingFailed: the process ended by itself before it answered.
             QueueFull, TooLarge: as `hold` does, which is told how much memory it takes.
         """
         await self._turn(len(content))
@@ -107,6 +107,13 @@ class Readers:
             raise NotReady(
                 "body: JSON of this size is read by a process of its own, which could not be"
                 f" started: {error}; until it can, send less, or the tensors in binary",
+                retry_after_s=_RETRY_AFTER_S,
+            ) from error
+        except Killed as error:
+            problem = "the process that decoded a large body was ended from outside"
+            event(problem, level=logging.WARNING, advice="see how much memory is left")
+            raise NotReady(
+                f"body: {problem}, most often because memory is short; try again later",
                 retry_after_s=_RETRY_AFTER_S,
             ) from error
         finally:

@@ -47,11 +47,13 @@ class Inputs:
 
     @property
     def nbytes(self) -> int:
-        """How much memory the tensors take."""
+        """How much memory the tensors take, without their smaller masks."""
         size = self.embeddings.nbytes
-        for tensor in (self.memory, self.attend_mask, self.pair_mask, self.head_mask):
-            if tensor is not None:
-                size += tensor.nbytes
+        if self.memory is not None:
+            size += self.memory.nbytes
+        if self.pair_mask is not None:
+            size += self.pair_mask.nbytes
+        # The other masks are small beside these.
         return size
 
 

@@ -49,10 +49,11 @@ class Metrics(Collector):
         self.refusals: Counter[str] = Counter()
         """Errors answered, by code."""
         self.in_flight = 0
-        self.body_bytes = 0
         self.unsent_answer_bytes = 0
+        self.body_memory_bytes: Callable[[], int] = int
+        """Returns what bodies hold; zero until somebody knows."""
         self.reader_memory_bytes: Callable[[], int] = int
-        """Returns what the processes that read large bodies hold; there are none at first."""
+        """Returns what the processes that decode large bodies hold."""
         self.ready = False
         self.served: list[tuple[str, str, str, str]] = []
         """Each model's name, version, precision and provider."""
@@ -107,7 +108,7 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "headwise_body_memory_bytes",
             "Memory that bodies take while they are received, decoded and computed",
-            self.body_bytes,
+            self.body_memory_bytes(),
         )
         yield GaugeMetricFamily(
             "headwise_reader_memory_bytes",

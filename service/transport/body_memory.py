@@ -7,9 +7,8 @@ from typing import Final
 
 from service.codecs.offload import MEMORY_PER_JSON_BYTE
 from service.errors import QueueFull, TooLarge
-from service.telemetry.metrics import Metrics
 
-_FREE_BYTES: Final = 64 * 1024
+FREE_BYTES: Final = 64 * 1024
 """
 What is never refused: a connection receives so much before anybody asks for the body, and
 large bodies of some callers must not shut out the small ones of others.
@@ -26,11 +25,14 @@ class BodyMemory:
     Used from any thread.
     """
 
-    def __init__(self, limit_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._metrics = metrics
         self._lock = threading.Lock()
         self._bytes = 0
+
+    def bytes_held(self) -> int:
+        """Return how many bytes are counted now."""
+        return self._bytes
 
     def add(self, size: int, *, beside: int = 0) -> None:
         """
@@ -42,7 +44,7 @@ class BodyMemory:
         """
         total = beside + size
         with self._lock:
-            if total > _FREE_BYTES and self._bytes + size > self._limit_bytes:
+            if total > FREE_BYTES and self._bytes + size > self._limit_bytes:
                 if total > self._limit_bytes:
                     raise TooLarge(
                         f"body: reading it takes {total} bytes of memory or more, all bodies"
@@ -57,13 +59,11 @@ class BodyMemory:
                     retry_after_s=_RETRY_AFTER_S,
                 )
             self._bytes += size
-            self._metrics.body_bytes = self._bytes
 
     def remove(self, size: int) -> None:
         """Count so many bytes as free again."""
         with self._lock:
             self._bytes -= size
-            self._metrics.body_bytes = self._bytes
 
     @contextlib.contextmanager
     def held(self) -> Iterator["HeldBody"]:
