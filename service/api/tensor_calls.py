@@ -156,7 +156,7 @@ class TensorCalls:
             self._server.lifecycle.check_takes_calls()
         except Draining:
             with self._server.bodies.held() as held:
-                await self._body(exchange, Size, held)
+                await self._body(exchange, partial(Size, 0), held)
             raise
         self._server.unsent.check_room()
 

@@ -139,7 +139,7 @@ class Exchange:
         if announced.isdigit() and int(announced[:20]) > limit_bytes:
             raise TooLarge(f"body: at most {limit_bytes} bytes, got {announced[:20]}")
         if announced.isdigit():
-            hold(int(announced))
+            hold(int(announced[:20]))
         parts: list[bytes] = []
         if self._connection.has_whole_body:
             await self._read(parts, limit_bytes, hold)
