@@ -1,14 +1,18 @@
 """The process: settings, models, a socket, and signals that end it cleanly."""
 
+import os
+
+# Before numpy is imported: it multiplies no matrices here, and where the system starts no more
+# threads its library interrupts the process.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import ssl
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 
@@ -22,11 +26,13 @@ from service.api.server import Server
 from service.app import create_app, make_server
 from service.errors import SettingsInvalid, StartRefused
 from service.host.cpu import cpu_budget
-from service.host.malloc import keep_blocks
+from service.host.malloc import KEPT_BYTES, keep_blocks
+from service.host.memory_limit import memory_limit
 from service.logs import Log, configure, event
 from service.settings import Settings
 from service.telemetry.access_log import AccessLog
 from service.telemetry.tracing import NoTracing, OpenTelemetry
+from service.threads import LastResort
 from service.transport.connection import HttpConnection
 from service.transport.receiving import receiving
 from service.transport.tls import tls_context
@@ -47,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
         log = configure(settings.log_format, settings.log_level)
-        keep_blocks()
+        keep_blocks(min(KEPT_BYTES, memory_limit() // 8))
         tracing = OpenTelemetry() if settings.tracing else NoTracing()
         keys = _keys(settings)
         tls = tls_context(settings)
@@ -55,13 +61,17 @@ def main(argv: list[str] | None = None) -> int:
     except StartRefused as error:
         _tell(error, log)
         return 2
-    server = make_server(
-        settings,
-        tracing=tracing,
-        keys=keys,
-        access_log=AccessLog(log, names_keys=keys is not None),
-    )
-    process = _UvicornServer(server, tls, log)
+    try:
+        server = make_server(
+            settings,
+            tracing=tracing,
+            keys=keys,
+            access_log=AccessLog(log, names_keys=keys is not None),
+        )
+        process = _UvicornServer(server, tls, log)
+    except StartRefused as error:
+        _tell(error, log)
+        return 2
     event(
         "starting",
         version=__version__,
@@ -70,7 +80,12 @@ def main(argv: list[str] | None = None) -> int:
         provider=settings.provider,
         threads=cpu_budget(settings.threads),
     )
-    process.run([listener])
+    try:
+        process.run([listener])
+    except RuntimeError:
+        # Closing the event loop takes a thread, which the system may not start any more.
+        if not process.should_exit:
+            raise
     process.end_within(_THREADS_END_S)
     return process.exit_code
 
@@ -89,6 +104,7 @@ class _UvicornServer(uvicorn.Server):
         self._server = server
         self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
+        self._last_resort = LastResort(self._end_by_force)
         super().__init__(
             uvicorn.Config(
                 create_app(server, refuse=self._refuse),
@@ -156,15 +172,12 @@ class _UvicornServer(uvicorn.Server):
         The interpreter itself would wait for every thread: for a library that loads a model,
         for instance, and cannot be interrupted.
         """
+        self._last_resort.within(seconds)
 
-        def end() -> None:
-            event("ended by force: work was still under way", level=logging.WARNING)
-            self._log.writer.flush()
-            os._exit(self.exit_code)
-
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
+    def _end_by_force(self) -> None:
+        event("ended by force: work was still under way", level=logging.WARNING)
+        self._log.writer.flush()
+        os._exit(self.exit_code)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         """Run something beside serving, and keep it until it is done."""

@@ -36,11 +36,12 @@ from service.api.server import Server
 from service.api.shared_memory_routes import SharedMemoryRoutes
 from service.api.tensor_calls import TensorCalls
 from service.api.unsent_answers import UnsentAnswers
-from service.codecs.offload import Offload, UnawaitedThreads
+from service.codecs.offload import Offload
 from service.codecs.shared_memory import SharedMemory
 from service.errors import HeadwiseError, StartRefused
 from service.host.cpu import cpu_budget
 from service.host.malloc import give_back
+from service.host.memory_limit import memory_limit
 from service.inference.batcher import Batcher
 from service.inference.batches import BatchLimits
 from service.inference.engine import Engine
@@ -55,9 +56,14 @@ from service.telemetry.metrics import Metrics
 from service.telemetry.recorder import Recorder
 from service.telemetry.statistics import Statistics
 from service.telemetry.tracing import Tracing
+from service.threads import UnawaitedThreads, all_started
+from service.transport.body_memory import BodyMemory
 
 _WATCH_S = 1.0
 """How often the file of keys is read again: a key that is taken out is of no use after that."""
+
+_SIDE_THREADS = 4
+"""For loading models, reading files and giving memory back."""
 
 _REST_S = 5.0
 """How long no engine must have run before memory is given back, at the least."""
@@ -74,6 +80,11 @@ def make_server(
 ) -> Server:
     """Return the parts of one server; no model is loaded yet."""
     metrics = Metrics()
+    offload = Offload(settings.decode_timeout_s)
+    metrics.reader_memory_bytes = offload.readers.memory_bytes
+    memory = memory_limit()
+    bodies = BodyMemory(settings.bodies_bytes(memory))
+    metrics.body_memory_bytes = bodies.bytes_held
     limits = Limits(
         settings.max_rows,
         settings.max_length,
@@ -87,9 +98,10 @@ def make_server(
         models=_models(settings, metrics),
         lifecycle=Lifecycle(),
         keys=keys,
-        offload=Offload(),
+        offload=offload,
         shared_memory=SharedMemory(is_offered=settings.shared_memory),
-        unsent=UnsentAnswers(settings.unsent_bytes, metrics),
+        bodies=bodies,
+        unsent=UnsentAnswers(settings.unsent_bytes(memory), metrics),
         metrics=metrics,
         statistics=Statistics(),
         recorder=Recorder(metrics, tracing, access_log),
@@ -135,9 +147,10 @@ async def _lifespan(server: Server, refuse: Callable[[StartRefused], None]) -> A
     settings, models, keys = server.settings, server.models, server.keys
     # What still runs in a thread when the server stops, loading a model for instance, must
     # not hold it up: the loop waits for its own threads.
-    asyncio.get_running_loop().set_default_executor(UnawaitedThreads(thread_name_prefix="side"))
+    side = UnawaitedThreads(_SIDE_THREADS, "side")
+    asyncio.get_running_loop().set_default_executor(side)
     tasks = [
-        asyncio.create_task(_bring_up(models, refuse)),
+        asyncio.create_task(_bring_up(server, side, refuse)),
         asyncio.create_task(_rest(server.metrics, models)),
     ]
     if settings.repository_poll_s:
@@ -172,13 +185,20 @@ def _models(settings: Settings, metrics: Metrics) -> Models:
     return Models(load, settings.repository, default=settings.default_model)
 
 
-async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:
+async def _bring_up(
+    server: Server, side: UnawaitedThreads, refuse: Callable[[StartRefused], None]
+) -> None:
+    models = server.models
     started = time.monotonic()
     async with models.changing:
         try:
+            all_started(side, _SIDE_THREADS)
             await asyncio.to_thread(models.load_all)
         except StartRefused as error:
             refuse(error)
+            return
+        except Exception as error:  # whatever it is, a start that cannot finish ends
+            refuse(StartRefused(f"the models cannot be loaded: {type(error).__name__}: {error}"))
             return
         loaded = [f"{model.name}/{model.version}" for model in models]
         event("loaded", models=loaded, seconds=round(time.monotonic() - started, 3))
@@ -191,6 +211,7 @@ async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> N
         event("ready", seconds=round(time.monotonic() - started, 3))
     else:
         event("not ready", level=logging.ERROR, problem=models.problem)
+    await server.offload.readers.check()
 
 
 async def _rest(metrics: Metrics, models: Models) -> None:

@@ -14,7 +14,7 @@ Every way Headwise can say no, independent of HTTP.
     │   ├── TooLarge               above a set limit
     │   └── UnsupportedMediaType   a body format or encoding that is not read
     ├── NotNow                     right input, wrong moment
-    │   ├── QueueFull              as many calls wait as may wait
+    │   ├── QueueFull              as much waits, or is under way, as may be
     │   ├── NotReady               warm-up has not passed
     │   ├── Draining               the server is stopping
     │   └── DeadlineExceeded       the call's own time limit passed
@@ -24,7 +24,8 @@ Every way Headwise can say no, independent of HTTP.
     └── StartRefused               ends the start of the process
         ├── SettingsInvalid        a setting is unknown or out of bounds
         ├── ArtifactUnreadable     a file is missing, altered or of an unknown format
-        └── ProviderUnavailable    the asked-for hardware is not there
+        ├── ProviderUnavailable    the asked-for hardware is not there
+        └── ThreadsUnavailable     the system starts no more threads
 
 `code` is the stable word a program may rely on; the message is for people.
 Messages say what was expected, what came and where, and never repeat payload,
@@ -120,7 +121,7 @@ class NotNow(HeadwiseError):
 
 
 class QueueFull(NotNow):
-    """As many calls wait as may wait."""
+    """As much waits, or is under way, as may be."""
 
     code = "queue_full"
 
@@ -167,3 +168,7 @@ class ArtifactUnreadable(StartRefused):
 
 class ProviderUnavailable(StartRefused):
     """The asked-for hardware or its libraries are not there."""
+
+
+class ThreadsUnavailable(StartRefused):
+    """The system starts no more threads."""

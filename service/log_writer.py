@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from service.threads import start
+
 FLUSH_S: Final = 0.1
 """How long a line may wait for others before it is written; SIGKILL loses no older one."""
 
@@ -41,6 +43,9 @@ class LogWriter:
     Writes lines to a descriptor: at the latest after `FLUSH_S`, and at the end of the process.
 
     `notice` returns the line that says how many lines were lost.  Used from any thread.
+
+    Raises:
+        ThreadsUnavailable: the system starts no more threads.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class LogWriter:
         self._is_torn = False
         """The last thing that was written is part of a line."""
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
+        start(self._thread)
         atexit.register(self.close)
 
     def write(self, line: bytes, *, at_once: bool = False) -> None:

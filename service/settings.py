@@ -74,6 +74,13 @@ class Settings(BaseModel):
     max_decompressed_bytes: int = Field(
         64 * 2**20, ge=1, description="what a gzip or deflate body may hold; more: 413"
     )
+    max_bodies_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="memory that the bodies of all callers may take, received, decoded and"
+        " computed: about 6 times their length in JSON, 3 times in binary; beyond: 429, or 413"
+        " where one alone does (default: half of the memory limit)",
+    )
     compress_answers: bool = Field(
         False,
         description="compress the answers of callers that accept gzip or deflate:"
@@ -94,7 +101,8 @@ class Settings(BaseModel):
         None,
         ge=1,
         description="answers of all callers together, counted as FP32, from being let in until"
-        " the system has taken their last byte; beyond: 429 (default: twice max_answer_bytes)",
+        " the system has taken their last byte; beyond: 429, or 413 where one alone is more"
+        " (default: twice max_answer_bytes, a quarter of the memory limit at most)",
     )
     max_queue_calls: int = Field(
         256, ge=1, description="calls a model may hold, waiting and running; one more: 429"
@@ -129,6 +137,12 @@ class Settings(BaseModel):
     )
     body_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="time a request's body may take to arrive; then 408"
+    )
+    decode_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="time that decoding a JSON body above 4 MiB may take; then 413",
     )
     answer_timeout_s: float = Field(
         30.0,
@@ -228,10 +242,13 @@ class Settings(BaseModel):
             return self.max_padding
         return 0.0 if self.provider == "cpu" else 0.25
 
-    @property
-    def unsent_bytes(self) -> int:
-        """`max_unsent_bytes`, or twice the largest answer."""
-        return self.max_unsent_bytes or 2 * self.max_answer_bytes
+    def bodies_bytes(self, memory_limit: int) -> int:
+        """Return `max_bodies_bytes`, or what is best with so much memory."""
+        return self.max_bodies_bytes or max(1, memory_limit // 2)
+
+    def unsent_bytes(self, memory_limit: int) -> int:
+        """Return `max_unsent_bytes`, or what is best with so much memory."""
+        return self.max_unsent_bytes or min(2 * self.max_answer_bytes, max(1, memory_limit // 4))
 
     @classmethod
     def flag(cls, name: str) -> str:

@@ -12,6 +12,7 @@ from starlette.types import Message
 from service.api.server import Server
 from service.codecs.json_bounds import CONTROL, check, counts_of
 from service.codecs.json_reader import ExactReader
+from service.codecs.offload import Size
 from service.errors import Disabled
 from service.transport.exchange import Exchange, read_body
 
@@ -40,20 +41,23 @@ async def json_object(
     settings = server.settings
     limit = min(limit_bytes, settings.max_body_bytes)
     exchange = Exchange(request.scope, request.receive, _answered_by_the_framework)
-    content = await exchange.while_there(
-        read_body(
-            exchange,
-            server.offload,
-            limit_bytes=limit,
-            decompressed_limit_bytes=limit,
-            timeout_s=settings.body_timeout_s,
+    with server.bodies.held() as held:
+        content = await exchange.while_there(
+            read_body(
+                exchange,
+                server.offload,
+                limit_bytes=limit,
+                decompressed_limit_bytes=limit,
+                timeout_s=settings.body_timeout_s,
+                size_of=Size,
+                hold=held.hold,
+            )
         )
-    )
-    if is_optional and not content.strip():
-        return {}
-    counts = counts_of(content)
-    check(content, CONTROL, counts)
-    return await server.offload.do(counts.size, _members, content)
+        if is_optional and not content.strip():
+            return {}
+        counts = counts_of(content)
+        check(content, CONTROL, counts)
+        return await server.offload.do(counts.size, _members, content)
 
 
 def check_control(server: Server, what: str) -> None:

@@ -20,19 +20,22 @@ from service.inference.models import Model
 from service.inference.validation import Tensors, answer_bytes, to_call
 from service.telemetry.request_record import RequestRecord
 from service.telemetry.statistics import ModelStatistics
+from service.transport.body_memory import FREE_BYTES
 from service.transport.standard_headers import Headers, server_timing
 
 
 @dataclass(eq=False, slots=True)
 class AdmittedCall:
-    """A checked call whose answer has its share of the memory for answers."""
+    """A checked call that has its share of the memory for bodies and of that for answers."""
 
     record: RequestRecord
     model: Model
     call: Call
     statistics: ModelStatistics | None
     """The protocol's statistics of the model; None = a call of `/v1/attention`, which has none."""
-    reserved_bytes: int
+    input_bytes: int
+    """What its tensors hold of the memory for bodies; a small call holds nothing."""
+    answer_bytes: int
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,13 @@ async def start(
     statistics: ModelStatistics | None = None,
 ) -> AdmittedCall:
     """
-    Check a call and reserve memory for its answer, which `release` gives back.
+    Check a call and reserve memory for it and its answer, which `release` gives back.
 
     Raises:
         InvalidInput: a tensor is missing, unwanted or of the wrong shape.
         TooLarge: above a limit.
         NotReady: the model's warm-up has not passed.
-        QueueFull: answers under way take all the memory that they may.
+        QueueFull: bodies or answers under way take all the memory that they may.
     """
     server.models.require_ready(model)
     limits = server.limits
@@ -102,21 +105,29 @@ def admit(
     statistics: ModelStatistics | None,
 ) -> AdmittedCall:
     """
-    Reserve memory for the answer to a call that has been checked: see `start`.
+    Reserve memory for a call that has been checked, and for its answer: see `start`.
 
     Raises:
-        QueueFull: answers under way take all the memory that they may.
+        QueueFull: bodies or answers under way take all the memory that they may.
+        TooLarge: the call alone takes more than that.
     """
     record.rows, record.tokens = call.rows, call.tokens
     size = answer_bytes(call, model.layer)
     server.unsent.check_room(size)
+    input_bytes = call.inputs.nbytes
+    if input_bytes > FREE_BYTES:
+        server.bodies.add(input_bytes)
+    else:
+        input_bytes = 0
     server.unsent.add(size)
-    return AdmittedCall(record, model, call, statistics, size)
+    return AdmittedCall(record, model, call, statistics, input_bytes, size)
 
 
 def release(server: Server, admitted: AdmittedCall) -> None:
     """Give back the memory that was reserved: the answer was delivered, or never will be."""
-    server.unsent.add(-admitted.reserved_bytes)
+    if admitted.input_bytes:
+        server.bodies.remove(admitted.input_bytes)
+    server.unsent.add(-admitted.answer_bytes)
 
 
 @contextlib.contextmanager

@@ -12,15 +12,25 @@ from service.codecs.offload import Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
 from service.codecs.options import header_timeout
+from service.codecs.readers import Hold
 from service.contract import LayerConfig
 from service.inference.calls import Answer
 from service.inference.models import Model
 from service.telemetry.statistics import ModelStatistics
+from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange
 
 _JSON: Final = (b"content-type", attention_json.MEDIA_TYPE.encode())
 _BINARY: Final = (b"content-type", oip_request.BINARY_MEDIA_TYPE.encode())
 _HEADER_LENGTH: Final = oip_request.HEADER_LENGTH.encode()
+
+
+def size_of(exchange: Exchange, body_bytes: int) -> Size:
+    """Return what a body of so many bytes is, as far as its head says: JSON before raw tensors."""
+    header_length = exchange.headers.get(oip_request.HEADER_LENGTH, "")
+    is_number = header_length.isascii() and header_length.isdigit()
+    json_bytes = min(int(header_length[:20]), body_bytes) if is_number else body_bytes
+    return Size(json_bytes, body_bytes - json_bytes)
 
 
 async def read_call(
@@ -30,25 +40,38 @@ async def read_call(
     model: Model,
     statistics: ModelStatistics,
     content: bytes,
+    held: HeldBody,
 ) -> tuple[AdmittedCall, InferRequest, Places]:
     """
     Return the call in a body, the request that it is, and where in shared memory tensors belong.
+
+    What `held` holds is released: the call holds what it takes itself.
 
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
     check_parameters((key for key, _ in exchange.query()), (), "query")
-    request, places = await read_request(server, exchange.headers, name, model.layer, content)
+    request, places = await read_request(
+        server, exchange.headers, name, model.layer, content, held.hold
+    )
+    held.release()
     record = exchange.record
     admitted = await start(server, record, model, request.tensors, request.options, statistics)
     return admitted, request, places
 
 
 async def read_request(
-    server: Server, headers: Mapping[str, str], name: str, layer: LayerConfig, content: bytes
+    server: Server,
+    headers: Mapping[str, str],
+    name: str,
+    layer: LayerConfig,
+    content: bytes,
+    hold: Hold,
 ) -> tuple[InferRequest, Places]:
     """
     Return what is in a body and in shared memory, read where that holds up nobody else.
+
+    `hold` is told how much memory that takes.
 
     Raises:
         HeadwiseError: the body is wrong.
@@ -70,10 +93,12 @@ async def read_request(
         timeout_s,
         bounds,
         counts,
+        hold=hold,
     )
     places = {tensor: server.shared_memory.place(slot) for tensor, slot in request.slots.items()}
     if request.borrowed:
         size = Size(raw_bytes=sum(places[tensor].byte_size for tensor in request.borrowed))
+        hold(len(content) + size.memory_bytes)
         limit = server.settings.max_body_bytes
         request = await server.offload.do(size, oip_request.borrow, request, places, limit)
     return request, places

@@ -13,6 +13,7 @@ from service.settings import Settings
 from service.telemetry.metrics import Metrics
 from service.telemetry.recorder import Recorder
 from service.telemetry.statistics import Statistics
+from service.transport.body_memory import BodyMemory
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Server:
     """None = callers need no key."""
     offload: Offload
     shared_memory: SharedMemory
+    bodies: BodyMemory
     unsent: UnsentAnswers
     metrics: Metrics
     statistics: Statistics

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,10 +29,12 @@ from service.api.server import Server
 from service.codecs import oip_request, oip_response
 from service.codecs.chunks import gathered
 from service.codecs.compression import ENCODINGS, compress
+from service.codecs.offload import Size
 from service.errors import Draining, HeadwiseError, MethodNotAllowed
 from service.inference.calls import Answer
 from service.inference.models import Model
 from service.telemetry.statistics import ModelStatistics
+from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange, read_body
 from service.transport.negotiation import best_offer
 from service.transport.problems import answer_of
@@ -93,8 +96,11 @@ class TensorCalls:
         server = self._server
         await self._check_takes_calls(exchange)
         formats = v1_attention.format_of(exchange)
-        content = await self._body(exchange)
-        admitted, is_single = await v1_attention.read_call(server, exchange, formats, content)
+        with server.bodies.held() as held:
+            content = self._body(exchange, formats.size_of, held)
+            admitted, is_single = await v1_attention.read_call(
+                server, exchange, formats, await content, held
+            )
         with released(server, admitted):
             answer = await computed(admitted)
             encode_started = time.monotonic()
@@ -121,10 +127,11 @@ class TensorCalls:
         # The body of a call that would be refused anyway is not read.
         server.models.require_ready(model)
         model.batcher.check_room()
-        content = await self._body(exchange)
-        admitted, request, places = await oip_infer.read_call(
-            server, exchange, name, model, statistics, content
-        )
+        with server.bodies.held() as held:
+            content = self._body(exchange, partial(oip_infer.size_of, exchange), held)
+            admitted, request, places = await oip_infer.read_call(
+                server, exchange, name, model, statistics, await content, held
+            )
         with released(server, admitted):
             if request.kept:
                 oip_response.check_kept(request, admitted.call, model.layer.num_heads)
@@ -148,11 +155,14 @@ class TensorCalls:
         try:
             self._server.lifecycle.check_takes_calls()
         except Draining:
-            await self._body(exchange)
+            with self._server.bodies.held() as held:
+                await self._body(exchange, partial(Size, 0), held)
             raise
         self._server.unsent.check_room()
 
-    async def _body(self, exchange: Exchange) -> bytes:
+    async def _body(
+        self, exchange: Exchange, size_of: Callable[[int], Size], held: HeldBody
+    ) -> bytes:
         settings = self._server.settings
         return await read_body(
             exchange,
@@ -160,6 +170,8 @@ class TensorCalls:
             limit_bytes=settings.max_body_bytes,
             decompressed_limit_bytes=settings.max_decompressed_bytes,
             timeout_s=settings.body_timeout_s,
+            size_of=size_of,
+            hold=held.hold,
         )
 
     async def _send(

@@ -1,6 +1,6 @@
 """Answers under way: how many bytes of them there may be at once."""
 
-from service.errors import QueueFull
+from service.errors import QueueFull, TooLarge
 from service.telemetry.metrics import Metrics
 
 _RETRY_AFTER_S = 1
@@ -25,8 +25,13 @@ class UnsentAnswers:
         Return when an answer of so many bytes may be begun.
 
         Raises:
-            QueueFull: the budget has no room for it.
+            QueueFull: the budget has no room for it now.
+            TooLarge: it never will have.
         """
+        if size > self._limit_bytes:
+            raise TooLarge(
+                f"answer: at most {self._limit_bytes} bytes (max_unsent_bytes), got {size}"
+            )
         if self._bytes + size > self._limit_bytes:
             raise QueueFull(
                 f"answers: at most {self._limit_bytes} bytes may be computed or wait for their"

@@ -9,9 +9,11 @@ from service.codecs import attention_json, attention_safetensors
 from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of, weighed
 from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.options import from_texts, header_timeout
+from service.codecs.readers import Hold
 from service.errors import NotAcceptable, UnsupportedMediaType
 from service.inference.calls import Answer, Options
 from service.inference.validation import Tensors
+from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange
 from service.transport.negotiation import best_offer
 
@@ -32,6 +34,11 @@ class AttentionFormat:
     timeout_s: float | None
     """That of the header, for a call that names none."""
 
+    def size_of(self, body_bytes: int) -> Size:
+        """Return what a body of so many bytes is."""
+        is_json = self.request == attention_json.MEDIA_TYPE
+        return Size(json_bytes=body_bytes) if is_json else Size(raw_bytes=body_bytes)
+
 
 def format_of(exchange: Exchange) -> AttentionFormat:
     """
@@ -50,24 +57,29 @@ def format_of(exchange: Exchange) -> AttentionFormat:
 
 
 async def read_call(
-    server: Server, exchange: Exchange, formats: AttentionFormat, content: bytes
+    server: Server, exchange: Exchange, formats: AttentionFormat, content: bytes, held: HeldBody
 ) -> tuple[AdmittedCall, bool]:
     """
     Return the call in a body, and whether it was one sequence without a batch axis.
 
+    What `held` holds is released: the call holds what it takes itself.
+
     Raises:
         HeadwiseError: the body is wrong, or the call is refused: see `infer.start`.
     """
-    tensors, options, is_single = await read_tensors(server, formats, content)
+    tensors, options, is_single = await read_tensors(server, formats, content, held.hold)
+    held.release()
     model = model_of(server, exchange.record, options.model)
     return await start(server, exchange.record, model, tensors, options), is_single
 
 
 async def read_tensors(
-    server: Server, formats: AttentionFormat, content: bytes
+    server: Server, formats: AttentionFormat, content: bytes, hold: Hold
 ) -> tuple[Tensors, Options, bool]:
     """
     Return what is in a body, read where that holds up nobody else.
+
+    `hold` is told how much memory that takes.
 
     Raises:
         HeadwiseError: the body is wrong.
@@ -79,8 +91,10 @@ async def read_tensors(
         counting = Size(raw_bytes=len(content))
         size, counts = await offload.do(counting, weighed, content, bounds)
         outer = formats.options, limits, formats.timeout_s
-        return await offload.decode(size, attention_json.decode, content, *outer, bounds, counts)
-    size = Size(raw_bytes=len(content))
+        return await offload.decode(
+            size, attention_json.decode, content, *outer, bounds, counts, hold=hold
+        )
+    size = formats.size_of(len(content))
     file = await offload.do(size, attention_safetensors.load_file, content, limits)
     options = attention_safetensors.options_of(file, formats.options, formats.timeout_s)
     size = attention_safetensors.size_of(file)

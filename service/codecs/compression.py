@@ -8,7 +8,7 @@ between which it can be ended.
 
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from service.codecs.chunks import Chunk
@@ -58,10 +58,16 @@ def encoding_of(header: str) -> str | None:
 
 
 def decompress(
-    content: bytes, encoding: str, limit_bytes: int, stop: threading.Event | None = None
+    content: bytes,
+    encoding: str,
+    limit_bytes: int,
+    hold: Callable[[int], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> bytes:
     """
     Return what was compressed; gzip may consist of several members.
+
+    `hold` is told after every step how much there is, and may raise.
 
     Raises:
         InvalidInput: the content is not of that format, ends too early, or has more than
@@ -82,6 +88,8 @@ def decompress(
                 raise TooLarge(f"body: at most {limit_bytes} bytes decompressed, got more")
             if stop is not None and stop.is_set():
                 raise Draining("body: decompressing it was ended")
+            if hold is not None:
+                hold(size)
             parts.append(part)
         offset = reader.offset
         if offset == len(content):

@@ -6,17 +6,13 @@ thread of its own would stop the event loop; a large body goes to a process.
 """
 
 import asyncio
-import ctypes
-import multiprocessing
-import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from service.errors import DecodingFailed
+from service.codecs.readers import Hold, Readers
+from service.threads import UnawaitedThreads, all_started
 
 _INLINE_JSON_BYTES: Final = 320 * 1024
 _INLINE_RAW_BYTES: Final = 4 * 2**20
@@ -31,8 +27,15 @@ JSON_PER_RAW_BYTE: Final = 5
 _PROCESS_JSON_BYTES: Final = 4 * 2**20
 """From here JSON is read in another process: 4 MiB hold the lock for about 15 ms."""
 
-_PR_SET_PDEATHSIG: Final = 1
-"""prctl(2): the signal that a process gets when its parent dies."""
+MEMORY_PER_JSON_BYTE: Final = 6
+MEMORY_PER_RAW_BYTE: Final = 3
+"""
+What a body takes for each of its bytes, from its receipt to its tensors: 5.3 was measured for
+JSON with nine digits a number, 3.5 with 17.  Shorter numbers take up to 20; how much it really
+is, is looked at while a large body is decoded.
+"""
+
+_THREADS: Final = 2
 
 _T = TypeVar("_T")
 
@@ -49,53 +52,48 @@ class Size:
         """True when the work is done at once."""
         return self.json_bytes <= _INLINE_JSON_BYTES and self.raw_bytes <= _INLINE_RAW_BYTES
 
-
-class UnawaitedThreads(ThreadPoolExecutor):
-    """Threads that a shutdown never waits for: what they still do, nobody needs any more."""
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Start nothing more; what `wait` says is ignored."""
-        super().shutdown(wait=False, cancel_futures=True)
+    @property
+    def memory_bytes(self) -> int:
+        """About how much memory reading a body of this size takes, itself included."""
+        return MEMORY_PER_JSON_BYTE * self.json_bytes + MEMORY_PER_RAW_BYTE * self.raw_bytes
 
 
 class Offload:
-    """The threads and the process of one server, started when they are first needed."""
+    """
+    The threads and the processes of one server.
 
-    def __init__(self) -> None:
-        self._threads = UnawaitedThreads(2, thread_name_prefix="codec")
+    `decode_timeout_s` is how long a process may take for one body.
+
+    Raises:
+        ThreadsUnavailable: the system starts no more threads.
+    """
+
+    def __init__(self, decode_timeout_s: float) -> None:
+        self._threads = all_started(UnawaitedThreads(_THREADS, "codec"), _THREADS)
         self._stops: set[threading.Event] = set()
-        self._process: ProcessPoolExecutor | None = None
+        self.readers = Readers(decode_timeout_s)
 
     def close(self) -> None:
-        """End the threads and the process, without waiting for what nobody waits for."""
+        """End the threads and the processes, without waiting for what nobody waits for."""
         for stop in self._stops:
             stop.set()
         self._threads.shutdown()
-        if self._process is not None:
-            self._process.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                child.terminate()
+        self.readers.close()
 
-    async def decode(self, size: Size, decode: Callable[..., _T], *args: object) -> _T:
+    async def decode(
+        self, size: Size, decode: Callable[..., _T], content: bytes, *args: object, hold: Hold
+    ) -> _T:
         """
-        Return `decode(*args)`: from here, from a thread, or for much JSON from another process.
+        Return `decode(content, *args)`: from here, from a thread, or for much JSON from a process.
 
         Raises:
-            DecodingFailed: the process ended before it answered.
+            HeadwiseError: what `decode` raises, or see `Readers.decode`.
         """
         if size.is_small:
-            return decode(*args)
-        loop = asyncio.get_running_loop()
+            return decode(content, *args)
         if size.json_bytes <= _PROCESS_JSON_BYTES:
-            return await loop.run_in_executor(self._threads, decode, *args)
-        if self._process is None:
-            context = multiprocessing.get_context("spawn")
-            self._process = ProcessPoolExecutor(1, context, initializer=_follow_the_server)
-        try:
-            return await loop.run_in_executor(self._process, decode, *args)
-        except BrokenProcessPool as error:
-            self._process = None
-            raise DecodingFailed("the process that reads large bodies ended") from error
+            return await self.in_thread(decode, content, *args)
+        return await self.readers.decode(decode, content, *args, hold=hold)
 
     async def do(self, size: Size, work: Callable[..., _T], *args: object) -> _T:
         """Return `work(*args)`: from here when it is little, else from a thread."""
@@ -128,9 +126,3 @@ class Offload:
             if chunk is None:
                 return
             yield chunk
-
-
-def _follow_the_server() -> None:
-    """Leave Ctrl-C, which reaches all of a terminal, to the server; never outlive it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

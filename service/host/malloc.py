@@ -12,21 +12,21 @@ import ctypes
 from typing import Final
 
 KEPT_BYTES: Final = 512 * 2**20
-"""The most that is kept at once; what is freed above it goes back to the system."""
+"""The most that is kept at once by default; what is freed above it goes back to the system."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_MAX: Final = -4
 _M_ARENA_MAX: Final = -8
 
 
-def keep_blocks() -> bool:
-    """Return whether the C library keeps freed blocks from now on: see mallopt(3)."""
+def keep_blocks(most_bytes: int = KEPT_BYTES) -> bool:
+    """Return whether the C library keeps freed blocks, so many bytes at most: see mallopt(3)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # a C library other than glibc
         return False
     # A mapping of its own would be given back as soon as the block in it is free, and so
     # would the heaps of 64 MiB that each thread takes its blocks from: here all share one.
-    wanted = {_M_MMAP_MAX: 0, _M_ARENA_MAX: 1, _M_TRIM_THRESHOLD: KEPT_BYTES}
+    wanted = {_M_MMAP_MAX: 0, _M_ARENA_MAX: 1, _M_TRIM_THRESHOLD: most_bytes}
     return all(mallopt(option, value) for option, value in wanted.items())
 
 

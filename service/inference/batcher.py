@@ -26,6 +26,7 @@ from service.inference.calls import Answer, Call, Run
 from service.inference.engine import Engine, Stop
 from service.inference.queued_call import Deliver, QueuedCall, copy_outputs
 from service.inference.schedule import Admission, QueueLimits, Schedule, ScheduledRun, Throughput
+from service.threads import all_started
 
 INLINE_S = 0.01
 """A batch that is the only work runs inline on the event loop if it takes no longer than this."""
@@ -69,6 +70,9 @@ class Batcher:
 
     Its methods are called on one event loop.  A batch that is expected to take `inline_s`
     seconds at most runs inline on that loop if it is the only work.
+
+    Raises:
+        ThreadsUnavailable: the system starts no more threads.
     """
 
     def __init__(
@@ -87,9 +91,8 @@ class Batcher:
         self._inline_s = inline_s
         self._throughput = Throughput()
         self._admission = Admission(queue, self._throughput)
-        self._threads = ThreadPoolExecutor(
-            engine.concurrent_runs, thread_name_prefix="engine", initializer=_yield_to_the_loop
-        )
+        runs = engine.concurrent_runs
+        self._threads = all_started(ThreadPoolExecutor(runs, "engine", _yield_to_the_loop), runs)
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_beginning = False

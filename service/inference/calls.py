@@ -45,6 +45,17 @@ class Inputs:
         keys = self.embeddings if self.memory is None else self.memory
         return int(keys.shape[1])
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory the tensors take, without their smaller masks."""
+        size = self.embeddings.nbytes
+        if self.memory is not None:
+            size += self.memory.nbytes
+        if self.pair_mask is not None:
+            size += self.pair_mask.nbytes
+        # The other masks are small beside these.
+        return size
+
 
 @dataclass(frozen=True)
 class Options:

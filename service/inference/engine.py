@@ -37,11 +37,17 @@ from service.contract import (
     graph_inputs,
     graph_outputs,
 )
-from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
+from service.errors import (
+    ArtifactUnreadable,
+    InferenceFailed,
+    ProviderUnavailable,
+    ThreadsUnavailable,
+)
 from service.inference.artifact import Graph
 from service.inference.calls import Bools, Floats, Inputs, Outputs
 from service.inference.cuda import check_cuda
 from service.inference.nonfinite import spoilt
+from service.threads import ADVICE
 
 Provider = Literal["cpu", "cuda"]
 
@@ -111,6 +117,7 @@ class OnnxEngine:
 
     Raises:
         ProviderUnavailable: `provider` was asked for and is not what would run.
+        ThreadsUnavailable: the system starts no more threads.
         ArtifactUnreadable: the runtime cannot read the graph, it names a file other than
             `WEIGHTS_FILE`, or its signature is not the one that the contract gives for `layer`.
     """
@@ -277,8 +284,14 @@ def _open_session(graph: Graph, provider: Provider, threads: int, *, spin_us: in
             graph.model,
             options,
             providers=[(name, cuda_options if provider == "cuda" else {})],
+            # There is nothing to fall back to from the CPU but a second try.
+            enable_fallback=int(provider == "cuda"),
         )
     except Exception as error:
+        if "pthread_create" in str(error):
+            raise ThreadsUnavailable(
+                f"threads: the runtime cannot start its own; {ADVICE}"
+            ) from error
         reason = str(error).splitlines()[0]
         raise ArtifactUnreadable(f"{graph.path}: the runtime cannot read it: {reason}") from error
     in_use = session.get_providers()

@@ -6,7 +6,7 @@ error codes, stages.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Literal
 
 from prometheus_client import (
@@ -50,6 +50,10 @@ class Metrics(Collector):
         """Errors answered, by code."""
         self.in_flight = 0
         self.unsent_answer_bytes = 0
+        self.body_memory_bytes: Callable[[], int] = int
+        """Returns what bodies hold; zero until somebody knows."""
+        self.reader_memory_bytes: Callable[[], int] = int
+        """Returns what the processes that decode large bodies hold."""
         self.ready = False
         self.served: list[tuple[str, str, str, str]] = []
         """Each model's name, version, precision and provider."""
@@ -100,6 +104,16 @@ class Metrics(Collector):
             "headwise_unsent_answer_bytes",
             "Answers that are being computed or that their callers have not read yet, as FP32",
             self.unsent_answer_bytes,
+        )
+        yield GaugeMetricFamily(
+            "headwise_body_memory_bytes",
+            "Memory that bodies take while they are received, decoded and computed",
+            self.body_memory_bytes(),
+        )
+        yield GaugeMetricFamily(
+            "headwise_reader_memory_bytes",
+            "Memory of the processes that decode large JSON bodies, which is not in process_*",
+            self.reader_memory_bytes(),
         )
         yield GaugeMetricFamily("headwise_ready", "1 = ready for calls", self.ready)
         yield GaugeMetricFamily(

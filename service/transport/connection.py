@@ -403,6 +403,7 @@ class HttpConnection(HttpToolsProtocol):
         self._rests_since = self.loop.time()
         if self._running is not None:
             self._running.scope = {}  # type: ignore[typeddict-item]  # an idle connection holds no key
+            self._running.body = bytearray()  # what was received of a body that was refused
         super().on_response_complete()
         if self._is_answering:
             return

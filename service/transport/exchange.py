@@ -7,6 +7,7 @@ response objects would cost more than all that is done for a small call.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -14,7 +15,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.codecs.compression import decompress, encoding_of
-from service.codecs.offload import Offload
+from service.codecs.offload import Offload, Size
+from service.codecs.readers import Hold
 from service.errors import TooLarge, TooSlow
 from service.telemetry.request_record import RECORD, RequestRecord
 from service.transport.coalescing import Delivery
@@ -73,22 +75,35 @@ async def read_body(
     limit_bytes: int,
     decompressed_limit_bytes: int,
     timeout_s: float,
+    size_of: Callable[[int], Size],
+    hold: Hold,
 ) -> bytes:
     """
     Return the whole body, decompressed off the event loop until the task is cancelled.
+
+    `hold` holds the memory that reading it takes, before it is received or decompressed;
+    `size_of` says what a body of so many bytes is.
 
     Raises:
         InvalidInput: it is not of the encoding that it names.
         TooLarge: above a limit, as it came or decompressed.
         TooSlow: it did not arrive in time.
         UnsupportedMediaType: it is encoded in an unknown way.
+        QueueFull, TooLarge: as `hold` does.
         ClientDisconnect: the caller has left.
     """
     encoding = encoding_of(exchange.headers.get("content-encoding", ""))
-    content = await exchange.body(limit_bytes=limit_bytes, timeout_s=timeout_s)
+
+    def hold_plain(size: int, beside: int = 0) -> None:
+        hold(beside + size_of(size).memory_bytes)
+
+    hold_received = hold_plain if encoding is None else hold
+    content = await exchange.body(limit_bytes=limit_bytes, timeout_s=timeout_s, hold=hold_received)
     if encoding is None:
         return content
-    return await offload.interruptible(decompress, content, encoding, decompressed_limit_bytes)
+    hold_decompressed = partial(hold_plain, beside=len(content))
+    limit = decompressed_limit_bytes
+    return await offload.interruptible(decompress, content, encoding, limit, hold_decompressed)
 
 
 class Exchange:
@@ -108,25 +123,30 @@ class Exchange:
         text = self._query.decode("latin-1")
         return parse_qsl(text, keep_blank_values=True) if text else []
 
-    async def body(self, *, limit_bytes: int, timeout_s: float) -> bytes:
+    async def body(self, *, limit_bytes: int, timeout_s: float, hold: Hold) -> bytes:
         """
         Return the whole body, as it came.
+
+        `hold` is told its size before it is read, or where that is not known as it comes.
 
         Raises:
             TooLarge: above the limit, by its own word or by what came.
             TooSlow: it did not arrive in time.
+            QueueFull, TooLarge: as `hold` does.
             ClientDisconnect: it will never be whole.
         """
         announced = self.headers.get("content-length", "")
         if announced.isdigit() and int(announced[:20]) > limit_bytes:
             raise TooLarge(f"body: at most {limit_bytes} bytes, got {announced[:20]}")
+        if announced.isdigit():
+            hold(int(announced[:20]))
         parts: list[bytes] = []
         if self._connection.has_whole_body:
-            await self._read(parts, limit_bytes)
+            await self._read(parts, limit_bytes, hold)
         else:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._read(parts, limit_bytes)
+                    await self._read(parts, limit_bytes, hold)
             except TimeoutError:
                 size = sum(map(len, parts))
                 raise TooSlow(
@@ -180,7 +200,7 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _read(self, parts: list[bytes], limit_bytes: int) -> None:
+    async def _read(self, parts: list[bytes], limit_bytes: int, hold: Hold) -> None:
         """Append what comes to the parts, until all is there."""
         size, more = 0, True
         while more:
@@ -191,4 +211,5 @@ class Exchange:
             size += len(parts[-1])
             if size > limit_bytes:
                 raise TooLarge(f"body: at most {limit_bytes} bytes, got more")
+            hold(size)
             more = message.get("more_body", False)

@@ -68,10 +68,23 @@ def test_settings_injected_by_kubernetes_are_explained(name: str, value: str) ->
 def test_settings_of_unsent_answers_have_room_for_the_largest_one() -> None:
     """One largest answer always fits; without a word there is room for two."""
     settings = Settings.load([], {"HEADWISE_MAX_ANSWER_BYTES": str(2**31)})
-    assert settings.unsent_bytes == 2**32
+    assert settings.unsent_bytes(2**40) == 2**32
 
     with pytest.raises(SettingsInvalid, match=r"--max-unsent-bytes: .*at least max_answer_bytes"):
         Settings.load(["--max-unsent-bytes", "99"], {"HEADWISE_MAX_ANSWER_BYTES": "100"})
+
+
+def test_settings_of_bodies_and_answers_follow_the_memory_limit() -> None:
+    """Unless they are set."""
+    settings = Settings.load([], {})
+    assert settings.bodies_bytes(700 * 2**20) == 350 * 2**20
+    assert settings.unsent_bytes(700 * 2**20) == 175 * 2**20
+
+    settings = Settings.load(
+        ["--max-bodies-bytes", "5"], {"HEADWISE_MAX_UNSENT_BYTES": "600000000"}
+    )
+    assert settings.bodies_bytes(2**20) == 5
+    assert settings.unsent_bytes(2**20) == 600_000_000
 
 
 def test_settings_help_lists_every_field(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ SLOW: dict[str, Any] = {
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8]}
 
 
-def serve(*argv: str, **environ: str) -> "subprocess.CompletedProcess[str]":
-    """Return a server process that ended by itself."""
+def serve(
+    *argv: str, command: Sequence[str] = ("-m", "service"), **environ: str
+) -> "subprocess.CompletedProcess[str]":
+    """Return a server process that ended by itself; `command` is what the interpreter is told."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("HEADWISE_")}
     return subprocess.run(
-        [sys.executable, "-m", "service", *argv],
+        [sys.executable, *command, *argv],
         env={**clean, **environ},
         cwd=ROOT,
         capture_output=True,
@@ -337,21 +340,26 @@ def metric(server: Server, name: str) -> float:
 
 def test_sigterm_ends_a_server_whose_reader_process_is_busy(layers: Layers) -> None:
     """Work that nobody waits for any more holds up no ending, and no process is left behind."""
-    slow = b'{"model": "tiny", "embeddings": [' + b",".join([b"[[]]"] * 4_000_000) + b"]}"
+    large = orjson.dumps(GOOD) + b" " * 5 * 2**20
     with Server(layers.repository, drain_s=1) as server, connected(server) as caller:
-        head = f"POST /v1/attention HTTP/1.1\r\nHost: x\r\nContent-Length: {len(slow)}\r\n\r\n"
-        caller.sendall(head.encode() + slow)
-        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
-        until(lambda: len(children.read_text().split()) > 1)
-        readers = children.read_text().split()
+        server.post("/v1/attention", content=large)  # by a process that is kept for the next one
+        tasks = Path(f"/proc/{server.process.pid}/task")
+        readers = [pid for task in tasks.glob("*/children") for pid in task.read_text().split()]
+        for reader in readers:
+            os.kill(int(reader), signal.SIGSTOP)
+        send_head(caller, large)
+        caller.sendall(large)
+        until(lambda: metric(server, "headwise_body_memory_bytes") > 0)
         server.process.send_signal(signal.SIGTERM)
         server.process.wait(30)
 
         until(lambda: not any(Path(f"/proc/{reader}").exists() for reader in readers))
 
+    assert readers
     assert server.process.returncode == 0
 
 
+@pytest.mark.fault("A1")
 def test_sigterm_ends_a_server_that_decompresses(layers: Layers) -> None:
     """Threads that are amid a large body end with the server."""
     blocks = zlib.compressobj(0, wbits=31).flush()[:10] + b"\0\0\0\xff\xff" * 12_000_000
@@ -370,6 +378,7 @@ def test_sigterm_ends_a_server_that_decompresses(layers: Layers) -> None:
     assert "by force" not in server.log()
 
 
+@pytest.mark.fault("A4")
 def test_sigterm_ends_a_server_whose_answers_nobody_reads(layers: Layers) -> None:
     """Nor does an answer hold up the ending whose caller takes nothing of it."""
     content = save({"embeddings": np.zeros((1, 2048, 8), np.float32)})

@@ -260,6 +260,7 @@ def threads_of(server: Server) -> int:
     return len(list(Path(f"/proc/{server.process.pid}/task").iterdir()))
 
 
+@pytest.mark.fault("A9", "C4")
 def test_reload_leaves_nothing_of_the_versions_before(repository: Path) -> None:
     """Their threads end with their last calls, not with the deadlines of those calls."""
     raw = {"content": save({"embeddings": np.zeros((4, 64, 8), np.float32)})}

@@ -77,7 +77,7 @@ def test_load_testers_binary_tensors_are_the_numbers(embeddings: Array) -> None:
 @given(output=laid_out())
 def test_servers_safetensors_holds_the_numbers(output: Array) -> None:
     """An answer that is a slice of a batch's is written by its numbers, not by its memory."""
-    length, pieces = chunks.safetensors({"output": output}, {})
+    length, pieces = chunks.safetensors({"output": [output]}, {})
     content = b"".join(pieces)
 
     assert len(content) == length
@@ -88,7 +88,7 @@ def test_servers_large_answer_holds_the_numbers() -> None:
     """Written piece by piece, without a copy where none is needed."""
     output = np.arange(3 * 700 * 512, dtype=np.float32).reshape(3, 512, 700).swapaxes(1, 2)[::-1]
 
-    _, pieces = chunks.safetensors({"output": output}, {})
+    _, pieces = chunks.safetensors({"output": [output]}, {})
 
     np.testing.assert_array_equal(load(b"".join(pieces))["output"], output)
 

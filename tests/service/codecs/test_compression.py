@@ -151,6 +151,7 @@ DAMAGE = st.one_of(
 )
 
 
+@pytest.mark.fault("A1")
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(MEMBERS, st.integers(1, 3)), max_size=6).map(
@@ -191,6 +192,7 @@ def test_decompress_of_any_members_is_what_python_says_or_refused_in_linear_work
     assert counting.steps <= 2 + 2 * len(content) / 20 + counting.bytes_out / 2**18
 
 
+@pytest.mark.fault("A1")
 def test_decompress_ends_at_the_next_step_when_nobody_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -200,7 +202,7 @@ def test_decompress_ends_at_the_next_step_when_nobody_waits(
     replace_zlib(monkeypatch, counting)
 
     with pytest.raises(Draining):
-        decompress(gzip.compress(bytes(2**26)), "gzip", 2**26, stop)
+        decompress(gzip.compress(bytes(2**26)), "gzip", 2**26, stop=stop)
 
     assert counting.steps == 3
 
@@ -223,7 +225,7 @@ def test_workers_that_are_closed_stop_what_can_be_stopped() -> None:
         stopped.set()
 
     async def scenario() -> None:
-        offload = Offload()
+        offload = Offload(decode_timeout_s=60)
         task = asyncio.create_task(offload.interruptible(hold))
         await asyncio.to_thread(began.wait, 60)
         offload.close()
@@ -274,6 +276,7 @@ def test_bomb_is_refused_and_the_next_call_is_served(server: Server) -> None:
     assert server.get("/v2/health/ready").status_code == 200
 
 
+@pytest.mark.fault("A1")
 @pytest.mark.parametrize("path", ["/v2/repository/index", "/v1/attention"])
 def test_body_of_very_many_members_is_refused(server: Server, path: str) -> None:
     """A mebibyte that holds nothing at all is 52 000 decompressors' work."""

@@ -112,6 +112,7 @@ def nothing_is_under_way(server: Server) -> bool:
     return bytes_under_way == 0 and metric(server, "headwise_requests_in_flight") == 1
 
 
+@pytest.mark.fault("A4")
 @pytest.mark.parametrize(
     ("route", "request_of_it", "size"),
     [
@@ -167,6 +168,7 @@ def test_answer_that_is_read_slowly_is_not_cut_off(layers: Layers) -> None:
     assert record["status"] == 200
 
 
+@pytest.mark.fault("A4")
 def test_answers_under_way_are_bounded_and_others_are_served_meanwhile(layers: Layers) -> None:
     """As many as the budget has room for; then 429 that says so, and room when a caller leaves."""
     one = answer_size(2048)
@@ -217,6 +219,7 @@ def test_budget_that_is_used_up_refuses_before_the_body_is_read(layers: Layers) 
     assert ready == 200
 
 
+@pytest.mark.fault("A5")
 @pytest.mark.parametrize(
     "request_of_it",
     [lambda: attention(2048), lambda: infer(2048), lambda: infer(2048, binary=False)],
