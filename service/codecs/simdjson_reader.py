@@ -36,6 +36,12 @@ from service.errors import InvalidInput
 _MAX_MEMBERS: Final = 32
 """More than any object of ours has; larger ones are left to the exact reader."""
 
+_COUNTED: Final = 2**24 - 1
+"""
+More elements of an array than so many simdjson does not count, and `as_list` (pysimdjson
+7.0.2) writes them behind the list that it made for so many: the process ends, at best.
+"""
+
 _SMALL_BYTES: Final = 2048
 """Up to here Python's own parser takes a third of the time that going through simdjson takes."""
 
@@ -69,13 +75,13 @@ def read(
     if len(body) <= _SMALL_BYTES:
         return decode(ExactReader(body))
     if len(body) <= UNCOUNTED_BYTES:
-        arrays = body.count(b"[")
+        arrays, commas = body.count(b"["), 0
     else:
         counts = counts or counts_of(body)
         check(body, bounds, counts)
-        arrays = counts.arrays
+        arrays, commas = counts.arrays, counts.commas
     try:
-        fast = SimdjsonReader(body)
+        fast = SimdjsonReader(body, may_be_long=commas >= _COUNTED)
         result = decode(fast)
     except (Irregular, InvalidInput):
         return decode(ExactReader(body))
@@ -101,11 +107,16 @@ class Irregular(Exception):
 
 
 class SimdjsonReader:
-    """Reads through simdjson; counts the arrays it has looked into, and the colons it has seen."""
+    """
+    Reads through simdjson; counts the arrays it has looked into, and the colons it has seen.
 
-    def __init__(self, body: bytes) -> None:
+    `may_be_long` says that one may have more elements than simdjson counts.
+    """
+
+    def __init__(self, body: bytes, *, may_be_long: bool = False) -> None:
         self.arrays = 0
         self.colons = 0
+        self._may_be_long = may_be_long
         try:
             self._document = _parse(body)
         except (ValueError, RuntimeError) as error:
@@ -158,6 +169,8 @@ class SimdjsonReader:
 
     def plain(self, node: Node) -> Any:
         """See `Reader.plain`."""
+        if self._may_be_long and isinstance(node, simdjson.Array | simdjson.Object):
+            self._check_countable(node)
         try:
             if isinstance(node, simdjson.Array):
                 node = node.as_list()
@@ -167,6 +180,12 @@ class SimdjsonReader:
         except RecursionError as error:
             raise Irregular from error
         return node
+
+    def _check_countable(self, node: Node) -> None:
+        """Return when simdjson makes Python's own of an array or object without harm."""
+        is_short = isinstance(node, simdjson.Array) and len(node) <= _MAX_MEMBERS
+        if not is_short or any(isinstance(item, simdjson.Array | simdjson.Object) for item in node):
+            raise Irregular
 
     def _count(self, value: object) -> None:
         """Count what the text of a value holds: simdjson keeps the last of equal keys only."""

@@ -347,3 +347,34 @@ def test_infer_header_before_binary_tensors_is_counted(server: Server) -> None:
 
     assert response.status_code == 413
     assert "body: at most" in response.json()["error"]
+
+
+@pytest.mark.fault("A3")
+def test_array_longer_than_simdjson_counts_is_left_to_the_exact_reader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 2**24 elements and more simdjson would make a list for fewer, and write behind it."""
+    monkeypatch.setattr(simdjson_reader, "_COUNTED", 20_000)
+    integers = b'{"name":"embeddings","shape":[1,5000,8],"datatype":"INT32","data":[%s]}'
+    body = b'{"inputs":[' + integers % (b"1," * 39_999 + b"1") + b"]}"
+    floats = b'{"embeddings":[' + b"[1,1,1,1,1,1,1,1]," * 4_999 + b"[1,1,1,1,1,1,1,1]]}"
+
+    with counting() as parsed:
+        request = oip_request.decode(body, len(body), False)
+        assert parsed.exact_bytes == len(body)
+        attention_json.decode(floats, {}, WIDE)
+
+    assert request.arrays["embeddings"].sum() == 40_000
+    assert parsed.exact_bytes == len(body)  # numbers are copied into a buffer, which grows
+
+
+@pytest.mark.fault("A3")
+def test_array_of_two_to_the_24th_elements_is_read_to_its_end() -> None:
+    """The real number, with the real parser: one more element than simdjson counts."""
+    count = 2**24
+    body = b'{"x":[' + b"0," * (count - 1) + b"7]}"
+
+    found = simdjson_reader.read(body, lambda reader: reader.plain(reader.root()["x"]))
+
+    assert len(found) == count
+    assert found[-1] == 7
