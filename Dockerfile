@@ -67,6 +67,6 @@ USER 10001:10001
 WORKDIR /tmp
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=30s --retries=3 \
     CMD ["python", "-m", "service.probe"]
 ENTRYPOINT ["python", "-m", "service"]

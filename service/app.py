@@ -96,19 +96,25 @@ def make_server(
     )
 
 
-def create_app(server: Server, *, refuse: Callable[[StartRefused], None]) -> ASGIApp:
+def create_app(
+    server: Server,
+    *,
+    refuse: Callable[[StartRefused], None],
+    on_ready: Callable[[], None] = lambda: None,
+) -> ASGIApp:
     """
     Return the application, for any ASGI server.
 
     Starting it loads and warms the models up in the background.  It answers `live` at
     once and `ready` once every model gave its golden answer.
     `refuse` is called when an artifact cannot be read: the process must not go on.
+    `on_ready` is called once, when `ready` begins to answer 200.
     """
     app = FastAPI(
         title="Headwise",
         version=__version__,
         description=_DESCRIPTION,
-        lifespan=lambda app: _lifespan(server, refuse),
+        lifespan=lambda app: _lifespan(server, refuse, on_ready),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -131,13 +137,15 @@ def create_app(server: Server, *, refuse: Callable[[StartRefused], None]) -> ASG
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(server: Server, refuse: Callable[[StartRefused], None]) -> AsyncIterator[None]:
+async def _lifespan(
+    server: Server, refuse: Callable[[StartRefused], None], on_ready: Callable[[], None]
+) -> AsyncIterator[None]:
     settings, models, keys = server.settings, server.models, server.keys
     # What still runs in a thread when the server stops, loading a model for instance, must
     # not hold it up: the loop waits for its own threads.
     asyncio.get_running_loop().set_default_executor(UnawaitedThreads(thread_name_prefix="side"))
     tasks = [
-        asyncio.create_task(_bring_up(models, refuse)),
+        asyncio.create_task(_bring_up(models, refuse, on_ready)),
         asyncio.create_task(_rest(server.metrics, models)),
     ]
     if settings.repository_poll_s:
@@ -172,7 +180,9 @@ def _models(settings: Settings, metrics: Metrics) -> Models:
     return Models(load, settings.repository, default=settings.default_model)
 
 
-async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> None:
+async def _bring_up(
+    models: Models, refuse: Callable[[StartRefused], None], on_ready: Callable[[], None]
+) -> None:
     started = time.monotonic()
     async with models.changing:
         try:
@@ -189,6 +199,7 @@ async def _bring_up(models: Models, refuse: Callable[[StartRefused], None]) -> N
     gc.freeze()
     if models.problem is None:
         event("ready", seconds=round(time.monotonic() - started, 3))
+        on_ready()
     else:
         event("not ready", level=logging.ERROR, problem=models.problem)
 
