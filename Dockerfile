@@ -62,6 +62,10 @@ ENV PATH=/opt/venv/bin:$PATH \
     HEADWISE_REPOSITORY=/artifacts
 COPY --from=serve-packages /opt/venv /opt/venv
 COPY --from=serve-packages /build/artifacts /artifacts
+# The standard library's modules that serving and the health check import, compiled once: base
+# images hold none compiled, and no later user may write there.
+RUN PYTHONDONTWRITEBYTECODE='' python -c 'import service.__main__, service.probe' \
+ && rm -rf /tmp/* /root/.cache
 # A number, so that an orchestrator can tell it is not root; any other will do.
 USER 10001:10001
 WORKDIR /tmp
