@@ -40,6 +40,7 @@ from service.codecs.offload import Offload, UnawaitedThreads
 from service.codecs.shared_memory import SharedMemory
 from service.errors import HeadwiseError, StartRefused
 from service.host.cpu import cpu_budget
+from service.host.limits import watch_limits
 from service.host.malloc import give_back
 from service.inference.batcher import Batcher
 from service.inference.batches import BatchLimits
@@ -147,6 +148,7 @@ async def _lifespan(
     tasks = [
         asyncio.create_task(_bring_up(models, refuse, on_ready)),
         asyncio.create_task(_rest(server.metrics, models)),
+        asyncio.create_task(watch_limits()),
     ]
     if settings.repository_poll_s:
         tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
