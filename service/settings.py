@@ -147,7 +147,8 @@ class Settings(BaseModel):
         2.0,
         ge=0,
         le=300,
-        description="after SIGTERM, time in which ready says 503 but calls are still served",
+        description="after SIGTERM, time in which ready says 503 but calls are still served;"
+        " longer than a load balancer takes to notice",
     )
     drain_s: float = Field(
         30.0, ge=0, le=3600, description="after the grace, time for accepted calls to finish"

@@ -20,6 +20,7 @@ _CURES: Final = {
     errno.EAFNOSUPPORT: "; this system has no IPv6: 0.0.0.0 stands for all IPv4 addresses",
     errno.EINVAL: "; a link-local address needs its interface: fe80::1%eth0",
 }
+_NOT_IN_HOSTS: Final = frozenset("[]/ ")
 _LOOPBACKS: Final = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104
 
 
@@ -35,6 +36,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
             one that is cannot be listened on.
     """
     where = f"host, port: cannot listen on {_joined(host, port)}"
+    if not _NOT_IN_HOSTS.isdisjoint(host):
+        raise SettingsInvalid(f"{where}: expected an address alone: no brackets, no URL")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:

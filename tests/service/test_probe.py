@@ -8,10 +8,19 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.probe import DEFAULTS, LIMIT_S, flags_of
 from service.settings import Settings
 from tests.support.server import ROOT, Server
+
+VALUES = {
+    "host": st.sampled_from(["::", "0.0.0.0", "localhost", "fe80::1%eth0"]),  # noqa: S104
+    "port": st.integers(0, 65535).map(str),
+    "tls_cert_file": st.sampled_from(["/run/cert.pem", "a=b", "a file"]),
+    "log_level": st.sampled_from(["debug", "error"]),
+}
 
 
 def probe(port: int, **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -103,6 +112,32 @@ def test_flags_of_the_first_process_are_those_of_the_server(
 ) -> None:
     """Whoever starts and reaps it, and however a value is written; others' flags mean nothing."""
     assert flags_of(command.split()) == flags
+
+
+@pytest.mark.fault("B8")
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["host", "port", "tls_cert_file", "log_level"]), st.booleans()
+        ).flatmap(lambda flag: st.tuples(st.just(flag), VALUES[flag[0]])),
+        max_size=5,
+    ),
+    st.sampled_from(["python -m service", "tini -- python3.13 -m service", "/bin/headwise-serve"]),
+)
+def test_probe_reads_flags_as_the_server_does(
+    given_flags: list[tuple[tuple[str, bool], str]], command: str
+) -> None:
+    """The last one of a name wins, however it is written."""
+    argv = []
+    for (name, is_joined), value in given_flags:
+        flag = Settings.flag(name)
+        argv += [f"{flag}={value}"] if is_joined else [flag, value]
+    settings = Settings.load(argv, {})
+
+    flags = flags_of([*command.split(), *argv])
+
+    assert {name: str(getattr(settings, name)) for name in flags} == flags
+    assert flags.keys() == {name for (name, _), _ in given_flags}
 
 
 @pytest.mark.fault("B8")

@@ -150,7 +150,7 @@ def test_image_lists_its_packages_with_the_pinned_versions(image: str) -> None:
 
 
 @pytest.mark.fault("E9")
-def test_image_has_the_shell_of_its_base_and_no_package_is_without_its_bytecode(
+def test_image_has_the_shell_of_its_base_and_compiled_modules(
     image: str,
 ) -> None:
     """As the README says; what serving and the health check import is not compiled each time."""

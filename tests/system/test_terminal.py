@@ -34,6 +34,12 @@ LEADERS = {
 """Who leads the session of the terminal: the kernel tells the leader first that it was closed."""
 
 
+def _take_terminal() -> None:
+    """Make standard input the terminal of this session, and take hangups as any shell does."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may be under nohup
+
+
 class Terminal:
     """A terminal with one session that runs a server; `close` closes it as its window would."""
 
@@ -51,7 +57,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_take_terminal,
         )
         os.close(slave)
 

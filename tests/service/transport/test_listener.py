@@ -116,6 +116,8 @@ def test_url_of_all_addresses_is_one_that_can_be_opened() -> None:
         ("2001:db8::1", "Cannot assign requested address; expected an address of this machine"),
         ("x" * 70, "expected an address or a host name"),
         ("a..b", "expected an address or a host name"),
+        ("[::1]", "expected an address alone: no brackets, no URL"),
+        ("http://127.0.0.1", "expected an address alone: no brackets, no URL"),
         ("fe80::1", "Invalid argument; a link-local address needs its interface: fe80::1%eth0"),
     ],
 )
