@@ -1,4 +1,11 @@
-"""The process: settings, models, a socket, and signals that end it cleanly."""
+"""The process: settings, models, sockets, and signals that end it cleanly."""
+
+import sys
+
+from service.host.early_signals import handle_signals
+
+if __name__ == "__main__" or sys.argv[0].endswith("/headwise-serve"):
+    handle_signals()  # before the imports that take long
 
 import os
 
@@ -12,8 +19,7 @@ import logging
 import signal
 import socket
 import ssl
-import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 
 import uvicorn
@@ -28,23 +34,32 @@ from service.errors import SettingsInvalid, StartRefused
 from service.host.cpu import cpu_budget
 from service.host.malloc import KEPT_BYTES, keep_blocks
 from service.host.memory_limit import memory_limit
+from service.host.terminal import follows_terminal, has_terminal
 from service.logs import Log, configure, event
+from service.next_steps import next_steps
 from service.settings import Settings
 from service.telemetry.access_log import AccessLog
 from service.telemetry.tracing import NoTracing, OpenTelemetry
 from service.threads import LastResort
 from service.transport.connection import HttpConnection
+from service.transport.listener import addresses, listen, url
 from service.transport.receiving import receiving
 from service.transport.tls import tls_context
 
 _CONNECTION_END_S = 5
 """Time for the last answers to leave their sockets once every call is answered."""
 
+_ABORT_S = 0.5
+"""Time after that for the answers to what is cut off."""
+
 _CLEAN_UP_S = 2
 """Time for closing models, threads and tracing after that; then the process just ends."""
 
 _THREADS_END_S = 1
 """Time for threads to notice that the server has ended, and for the interpreter to end."""
+
+_HANGUP_S = 0.5
+"""How long the kernel may take to detach a terminal after its SIGHUP."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -57,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         tracing = OpenTelemetry() if settings.tracing else NoTracing()
         keys = _keys(settings)
         tls = tls_context(settings)
-        listener = _listen(settings.host, settings.port)
+        listeners = listen(settings.host, settings.port)
     except StartRefused as error:
         _tell(error, log)
         return 2
@@ -68,24 +83,27 @@ def main(argv: list[str] | None = None) -> int:
             keys=keys,
             access_log=AccessLog(log, names_keys=keys is not None),
         )
-        process = _UvicornServer(server, tls, log)
+        process = _UvicornServer(server, tls, log, listeners)
     except StartRefused as error:
         _tell(error, log)
         return 2
     event(
         "starting",
         version=__version__,
-        url=_url(listener, "http" if tls is None else "https"),
+        pid=os.getpid(),
+        url=process.url,
+        addresses=addresses(listeners),
         repository=settings.repository,
         provider=settings.provider,
         threads=cpu_budget(settings.threads),
     )
     try:
-        process.run([listener])
+        process.run(listeners)
     except RuntimeError:
         # Closing the event loop takes a thread, which the system may not start any more.
         if not process.should_exit:
             raise
+    handle_signals()  # the event loop does not any more
     process.end_within(_THREADS_END_S)
     return process.exit_code
 
@@ -99,15 +117,23 @@ class _UvicornServer(uvicorn.Server):
     exits with 0.
     """
 
-    def __init__(self, server: Server, tls: ssl.SSLContext | None, log: Log) -> None:
+    def __init__(
+        self,
+        server: Server,
+        tls: ssl.SSLContext | None,
+        log: Log,
+        listeners: Sequence[socket.socket],
+    ) -> None:
         self.exit_code = 0
+        self.url = url(listeners, is_tls=tls is not None)
         self._server = server
         self._log = log
+        self._follows_terminal = follows_terminal()
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_resort = LastResort(self._end_by_force)
         super().__init__(
             uvicorn.Config(
-                create_app(server, refuse=self._refuse),
+                create_app(server, refuse=self._refuse, on_ready=self._on_ready),
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -116,7 +142,8 @@ class _UvicornServer(uvicorn.Server):
                 ws="none",
                 lifespan="on",
                 timeout_keep_alive=server.settings.keep_alive_s,
-                timeout_graceful_shutdown=_CONNECTION_END_S,
+                # We cut off earlier, and say so in our own words.
+                timeout_graceful_shutdown=_CONNECTION_END_S + 2 * _ABORT_S,  # type: ignore[arg-type]
             )
         )
         # Loaded here, so that it does not make a context of its own.
@@ -128,7 +155,7 @@ class _UvicornServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._on_refresh)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         yield
 
     def _refuse(self, error: StartRefused) -> None:
@@ -137,10 +164,40 @@ class _UvicornServer(uvicorn.Server):
         self.exit_code = 2
         self._end()
 
-    def _on_refresh(self) -> None:
+    def _on_ready(self) -> None:
+        """Tell a person at the terminal how to go on."""
+        if not (self._log.is_text and os.isatty(2)):
+            return
+        layers = {model.name: model.layer for model in self._server.models}
+        widths = {n: layer.embed_dim for n, layer in layers.items() if layer.memory_dim is None}
+        model = min(widths, key=widths.__getitem__, default=None)
+        lines = next_steps(
+            self.url,
+            os.getpid(),
+            model=model,
+            embed_dim=widths.get(model or "", 0),
+            needs_key=self._server.keys is not None,
+        )
+        self._log.writer.write("".join(f"{line}\n" for line in lines).encode(), at_once=True)
+
+    def _on_hangup(self) -> None:
+        """Stop when the terminal was closed, else look at the repository and the keys again."""
+        if self._server.lifecycle.phase != "serving" or self._stop_without_terminal():
+            return
+        # A session that ends is told before its terminal is taken away.
+        asyncio.get_running_loop().call_later(_HANGUP_S, self._stop_without_terminal)
         self._start(self._server.models.refresh(retry=True))
         if self._server.keys is not None:
             self._start(asyncio.to_thread(self._server.keys.refresh, retry=True))
+
+    def _stop_without_terminal(self) -> bool:
+        """Stop as on Ctrl-C if the terminal of the start is gone; return whether it is."""
+        if not self._follows_terminal or has_terminal():
+            return False
+        if self._server.lifecycle.phase == "serving":
+            event("terminal closed")
+            self._on_stop(signal.SIGHUP)
+        return True
 
     def _on_stop(self, number: signal.Signals) -> None:
         if self._server.lifecycle.phase != "serving":
@@ -148,7 +205,7 @@ class _UvicornServer(uvicorn.Server):
             self._log.writer.flush()
             os._exit(128 + number)
         # A person at a terminal has no load balancer that must notice first.
-        grace_s = 0.0 if number == signal.SIGINT else self._server.settings.grace_s
+        grace_s = self._server.settings.grace_s if number == signal.SIGTERM else 0.0
         event("stopping", signal=number.name, grace_s=grace_s)
         self._server.lifecycle.phase = "grace"
         self.end_within(grace_s + self._server.settings.drain_s + _CONNECTION_END_S + _CLEAN_UP_S)
@@ -163,7 +220,28 @@ class _UvicornServer(uvicorn.Server):
 
     def _end(self) -> None:
         self.should_exit = True
+        asyncio.get_running_loop().call_later(_CONNECTION_END_S, self._cut_off)
         self.end_within(_CONNECTION_END_S + _CLEAN_UP_S)
+
+    def _cut_off(self) -> None:
+        """Answer 503 what has no answer yet, and reset what is being answered still."""
+        state = self.server_state
+        if not state.connections:
+            return
+        event(
+            "cut off",
+            level=logging.WARNING,
+            requests=len(state.tasks),
+            connections=len(state.connections),
+        )
+        for task in state.tasks:
+            task.cancel()
+
+        def abort() -> None:
+            for connection in state.connections:
+                connection.transport.abort()
+
+        asyncio.get_running_loop().call_later(_ABORT_S, abort)
 
     def end_within(self, seconds: float) -> None:
         """
@@ -208,21 +286,6 @@ def _tell(error: StartRefused, log: Log | None) -> None:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201 (whatever the log's form)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """
-    Return a socket that listens there.
-
-    Raises:
-        SettingsInvalid: the address is taken, not ours or not to be resolved.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048, reuse_port=False)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SettingsInvalid(f"host, port: cannot listen on {host}:{port}: {reason}") from None
-
-
 def _keys(settings: Settings) -> ApiKeys | None:
     """
     Return the keys that callers need; None = they need none.
@@ -235,11 +298,6 @@ def _keys(settings: Settings) -> ApiKeys | None:
     if settings.metrics_need_key:
         raise SettingsInvalid("metrics_need_key: expected api_keys_file beside it, got none")
     return None
-
-
-def _url(listener: socket.socket, scheme: str) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from service.codecs.offload import Offload
 from service.codecs.shared_memory import SharedMemory
 from service.errors import HeadwiseError, StartRefused
 from service.host.cpu import cpu_budget
+from service.host.limits import watch_limits
 from service.host.malloc import give_back
 from service.host.memory_limit import memory_limit
 from service.inference.batcher import Batcher
@@ -108,19 +109,25 @@ def make_server(
     )
 
 
-def create_app(server: Server, *, refuse: Callable[[StartRefused], None]) -> ASGIApp:
+def create_app(
+    server: Server,
+    *,
+    refuse: Callable[[StartRefused], None],
+    on_ready: Callable[[], None] = lambda: None,
+) -> ASGIApp:
     """
     Return the application, for any ASGI server.
 
     Starting it loads and warms the models up in the background.  It answers `live` at
     once and `ready` once every model gave its golden answer.
     `refuse` is called when an artifact cannot be read: the process must not go on.
+    `on_ready` is called once, when `ready` begins to answer 200.
     """
     app = FastAPI(
         title="Headwise",
         version=__version__,
         description=_DESCRIPTION,
-        lifespan=lambda app: _lifespan(server, refuse),
+        lifespan=lambda app: _lifespan(server, refuse, on_ready),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -143,15 +150,18 @@ def create_app(server: Server, *, refuse: Callable[[StartRefused], None]) -> ASG
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(server: Server, refuse: Callable[[StartRefused], None]) -> AsyncIterator[None]:
+async def _lifespan(
+    server: Server, refuse: Callable[[StartRefused], None], on_ready: Callable[[], None]
+) -> AsyncIterator[None]:
     settings, models, keys = server.settings, server.models, server.keys
     # What still runs in a thread when the server stops, loading a model for instance, must
     # not hold it up: the loop waits for its own threads.
     side = UnawaitedThreads(_SIDE_THREADS, "side")
     asyncio.get_running_loop().set_default_executor(side)
     tasks = [
-        asyncio.create_task(_bring_up(server, side, refuse)),
+        asyncio.create_task(_bring_up(server, side, refuse, on_ready)),
         asyncio.create_task(_rest(server.metrics, models)),
+        asyncio.create_task(watch_limits()),
     ]
     if settings.repository_poll_s:
         tasks.append(asyncio.create_task(_poll(models, settings.repository_poll_s)))
@@ -186,7 +196,10 @@ def _models(settings: Settings, metrics: Metrics) -> Models:
 
 
 async def _bring_up(
-    server: Server, side: UnawaitedThreads, refuse: Callable[[StartRefused], None]
+    server: Server,
+    side: UnawaitedThreads,
+    refuse: Callable[[StartRefused], None],
+    on_ready: Callable[[], None],
 ) -> None:
     models = server.models
     started = time.monotonic()
@@ -209,6 +222,7 @@ async def _bring_up(
     gc.freeze()
     if models.problem is None:
         event("ready", seconds=round(time.monotonic() - started, 3))
+        on_ready()
     else:
         event("not ready", level=logging.ERROR, problem=models.problem)
     await server.offload.readers.check()

@@ -38,7 +38,11 @@ class Settings(BaseModel):
         le=86_400,
         description="look at the repository for changes this often; 0 = only on SIGHUP",
     )
-    host: str = Field("127.0.0.1", min_length=1, description="address to listen on")
+    host: str = Field(
+        "127.0.0.1",
+        min_length=1,
+        description="address or name to listen on; :: = every address, of IPv4 too",
+    )
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 = any free one")
     default_model: str | None = Field(
         None,
@@ -160,7 +164,8 @@ class Settings(BaseModel):
         2.0,
         ge=0,
         le=300,
-        description="after SIGTERM, time in which ready says 503 but calls are still served",
+        description="after SIGTERM, time in which ready says 503 but calls are still served;"
+        " longer than a load balancer takes to notice",
     )
     drain_s: float = Field(
         30.0, ge=0, le=3600, description="after the grace, time for accepted calls to finish"
@@ -285,6 +290,7 @@ def _from_flags(cls: type[Settings], argv: Sequence[str]) -> dict[str, tuple[str
         prog="python -m service",
         description="Serve exported attention layers over HTTP.",
         epilog="Each flag is also an environment variable: --max-rows is HEADWISE_MAX_ROWS.",
+        allow_abbrev=False,  # the container's probe reads the same flags
     )
     parser.add_argument("--version", action="version", version=f"headwise {__version__}")
     for name, field in cls.model_fields.items():

@@ -236,11 +236,14 @@ def _started() -> _Running:
 
 def _follow_the_server() -> None:
     """
-    Leave Ctrl-C, which reaches all of a terminal, to the server; never outlive it.
+    Leave Ctrl-C and a closed terminal, which reach all of its group, to the server.
+
+    It never outlives the server.
 
     Where memory is short, the system ends this process, not the server.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.nice(_NICE)
     with contextlib.suppress(OSError):

@@ -267,10 +267,23 @@ def _open(path: Path) -> int:
     except FileNotFoundError:
         raise InvalidInput("key: expected that of a shared memory segment; none has it") from None
     except OSError as error:
+        cure = _same_user(path) if isinstance(error, PermissionError) else ""
         raise InvalidInput(
             f"key: that segment cannot be opened for reading and writing:"
-            f" {os.strerror(error.errno or 0)}"
+            f" {os.strerror(error.errno or 0)}{cure}"
         ) from None
+
+
+def _same_user(path: Path) -> str:
+    """Say whose the segment is, and who would have to be."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except OSError:  # it went meanwhile
+        return ""
+    return (
+        f"; it belongs to uid {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}, and the"
+        f" server runs as uid {os.geteuid()}: run both as the same user"
+    )
 
 
 def _shown(name: str) -> str:

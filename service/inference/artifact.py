@@ -187,15 +187,17 @@ def _opened(file: Path) -> Iterator[tuple[BufferedReader, int]]:
     """
     Give a plain file, open for reading, and its size in bytes.
 
+    It may be a link to one within its own directory, as in a mounted ConfigMap.
+
     Raises:
         ArtifactUnreadable: it is no plain file, cannot be opened or read, or does not fit
             into memory; also when reading fails inside the `with`.
     """
     try:
-        # A link would let an artifact read any file of the host, and opening a device or a
-        # pipe may already do something: they are not opened.
-        _check_is_plain(file, os.lstat(file).st_mode)
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        real = _followed(file)
+        # Opening a device or a pipe may already do something: they are not opened.
+        _check_is_plain(file, os.lstat(real).st_mode)
+        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as content:
             status = os.fstat(descriptor)
             _check_is_plain(file, status.st_mode)  # it may have been replaced since
@@ -206,9 +208,27 @@ def _opened(file: Path) -> Iterator[tuple[BufferedReader, int]]:
         raise ArtifactUnreadable(f"{file}: does not fit into memory") from error
 
 
+def _followed(file: Path) -> str:
+    """
+    Return the path of what a file is once its links are followed.
+
+    Raises:
+        ArtifactUnreadable: they lead out of its directory, where an artifact could read any
+            file of the host.
+        OSError: they lead nowhere.
+    """
+    directory, real = os.path.realpath(file.parent), os.path.realpath(file, strict=True)
+    if file.is_symlink() and os.path.commonpath([directory, real]) != directory:
+        raise ArtifactUnreadable(
+            f"{file}: expected a plain file, found a link out of its directory, which is not"
+            " followed; copy the file there, or make the whole directory a link"
+        )
+    return real
+
+
 def _check_is_plain(file: Path, mode: int) -> None:
     if not stat.S_ISREG(mode):
-        raise ArtifactUnreadable(f"{file}: expected a plain file, found a link or a directory")
+        raise ArtifactUnreadable(f"{file}: expected a plain file, found a directory or device")
 
 
 def _check_size(file: Path, entry: FileEntry, found_bytes: int) -> None:

@@ -397,6 +397,10 @@ class HttpConnection(HttpToolsProtocol):
         await app(scope, receive_or_raise, send)
         if cycle.disconnected:
             self.transport.close()
+        elif cycle.response_started and not cycle.response_complete:
+            # An answer is cut off when draining ends; nobody must take what was sent for all of it.
+            cycle.disconnected = True
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         """Start the next request, or wait for it, or end."""

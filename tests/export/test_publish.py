@@ -534,15 +534,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "weights linked": (
         lambda path: _link(path / "layer.weights"),
-        "{path}/layer.weights: expected a plain file, found a link or a directory",
+        "{path}/layer.weights: expected a plain file, found a link out of its directory,"
+        " which is not followed; copy the file there, or make the whole directory a link",
     ),
     "manifest linked": (
         lambda path: _link(path / "manifest.json"),
-        "{path}/manifest.json: expected a plain file, found a link or a directory",
+        "{path}/manifest.json: expected a plain file, found a link out of its directory,"
+        " which is not followed; copy the file there, or make the whole directory a link",
     ),
     "graph a directory": (
         lambda path: _replace_by_directory(path / "layer.onnx"),
-        "{path}/layer.onnx: expected a plain file, found a link or a directory",
+        "{path}/layer.onnx: expected a plain file, found a directory or device",
     ),
     "another format": (
         lambda path: _edit(path, lambda manifest: manifest.update(format=2)),
@@ -611,7 +613,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "the directory itself": (
         lambda path: _list_file(path, ".."),
-        "{path}/..: expected a plain file, found a link or a directory",
+        "{path}/..: expected a plain file, found a directory or device",
     ),
     "weights not listed": (
         lambda path: _edit(path, lambda manifest: manifest["files"].pop("layer.weights")),

@@ -44,6 +44,12 @@ found = importlib.metadata.distributions()
 packages = {package.name.lower().replace("_", "-"): package.version for package in found}
 print(json.dumps([service.__version__, packages]))
 """
+UNCOMPILED = """
+import os, sys
+import service.__main__, service.probe
+cached = {name: getattr(module, "__cached__", None) for name, module in sys.modules.items()}
+print([name for name, path in cached.items() if path and not os.path.exists(path)])
+"""
 PROCESS = """
 import re
 status = dict(re.findall(r"(\\w+):\\t(.+)", open("/proc/1/status").read()))
@@ -143,13 +149,66 @@ def test_image_lists_its_packages_with_the_pinned_versions(image: str) -> None:
     assert packages == {name: pinned.get(name, "not pinned") for name in packages}
 
 
+@pytest.mark.fault("E9")
+def test_image_has_the_shell_of_its_base_and_compiled_modules(
+    image: str,
+) -> None:
+    """As the README says; what serving and the health check import is not compiled each time."""
+    shell = docker(
+        "run", "--rm", "--network=none", "--entrypoint=sh", image, "-c", "echo hi; id -u"
+    )
+    compiled = docker(
+        "run", "--rm", "--network=none", "--entrypoint=python", image, "-c", UNCOMPILED
+    )
+
+    assert shell.stdout.split() == ["hi", "10001"]
+    assert compiled.stdout.strip() == "[]"
+
+
+@pytest.mark.fault("B8")
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [
+        ((), ("--host=::", "--port", "9000")),
+        (("--init",), ("--port=9000",)),
+        (("--env=HEADWISE_HOST=::", "--env=HEADWISE_PORT=9000"), ()),
+    ],
+)
+def test_healthcheck_asks_where_the_server_listens(
+    image: str, flags: tuple[str, ...], command: tuple[str, ...]
+) -> None:
+    """By flags or variables, with or without something that starts and reaps the server."""
+    with Container(image, "--network=none", *flags, command=command) as container:
+        container.wait_ready()
+        probed = docker("exec", container.name, "python", "-m", "service.probe", check=False)
+
+    assert (probed.returncode, probed.stdout) == (0, "")
+
+
+@pytest.mark.fault("E2")
+def test_sigterm_ends_a_container_that_is_still_loading(image: str, tmp_path: Path) -> None:
+    """The kernel gives a container's first process no default action for it."""
+    sign = "import sys, time; print('loading', file=sys.stderr, flush=True); time.sleep(600)"
+    (tmp_path / "uvicorn.py").write_text(sign)
+    readable(tmp_path)
+    mount = (f"--volume={tmp_path}:/slow:ro", "--env=PYTHONPATH=/slow")
+    with Container(image, "--network=none", *mount) as container:
+        container.wait(lambda: "loading" in container.logs())
+        docker("kill", "--signal=TERM", container.name)
+        docker("wait", container.name)
+        code, said = container.state()["ExitCode"], container.logs()
+
+    assert code == 143
+    assert said == "loading\nstopped by SIGTERM\n"
+
+
 def test_image_needs_no_shell_and_no_root(image: str) -> None:
     """Every command is in exec form, and the user is a number."""
     config = json.loads(docker("inspect", "--format", "{{json .Config}}", image).stdout)
 
     assert config["Entrypoint"] == ["python", "-m", "service"]
     assert config["Healthcheck"]["Test"] == ["CMD", "python", "-m", "service.probe"]
-    assert config["Healthcheck"]["Timeout"] == 3_000_000_000
+    assert config["Healthcheck"]["Timeout"] == 10_000_000_000
     assert config["User"] == "10001:10001"
     assert list(config["ExposedPorts"]) == ["8000/tcp"]
 
@@ -268,7 +327,7 @@ def test_healthcheck_notices_a_server_that_is_gone(image: str, server_runs: bool
         probed = docker("exec", *environment, container.name, *probe, check=False)
 
     assert probed.returncode == (0 if server_runs else 1)
-    assert probed.stdout == ("" if server_runs else "not alive: [Errno 111] Connection refused\n")
+    assert probed.stdout == ("" if server_runs else "not alive: 0.0.0.0:8001: Connection refused\n")
 
 
 def test_tampered_artifact_ends_the_start(image: str, layers: Layers, tmp_path: Path) -> None:

@@ -246,6 +246,37 @@ def test_drain_limit_ends_a_call_that_takes_too_long(layers: Layers) -> None:
     assert '"every_call_answered":false' in server.log()
 
 
+@pytest.mark.fault("E2")
+def test_end_of_draining_cuts_off_in_one_line_of_our_own(layers: Layers) -> None:
+    """A call without an answer gets 503; one whose answer its caller does not read is reset."""
+    wide = {"model": "tiny", "embeddings": [[[0.5] * 8] * 2048], "weights": True}
+    with (
+        Server(layers.repository, drain_s=0) as server,
+        connected(server) as held,
+        socket.socket() as stuck,
+    ):
+        send_head(held, b"never sent")
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.settimeout(60)
+        stuck.connect(held.getpeername())
+        content = orjson.dumps(wide)
+        send_head(stuck, content)
+        stuck.sendall(content)
+        first = stuck.recv(16)
+        server.process.send_signal(signal.SIGTERM)
+        answer = held.makefile("rb").read()
+        server.process.wait(60)
+        log = server.log()
+
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert log.count('"message":"cut off","requests":2,"connections":2') == 1
+    assert log.count('"status":499') == log.count('"status":503') == 1
+    assert "ASGI" not in log
+    assert "Cancel" not in log
+    assert server.process.returncode == 0
+
+
 def test_queue_beyond_its_limit_answers_429_and_recovers(layers: Layers) -> None:
     """Overload is told at once; nothing accepted is lost."""
     with (

@@ -301,6 +301,7 @@ def test_manifest_that_names_a_file_elsewhere_is_refused(artifact: Path, name: s
     assert "SHA-256" not in str(caught.value)
 
 
+@pytest.mark.fault("E8d")
 @pytest.mark.parametrize(
     "name", ["layer.weights", "layer.onnx", "golden.safetensors", "manifest.json"]
 )
@@ -310,7 +311,7 @@ def test_link_in_the_place_of_an_artifacts_file_is_refused(artifact: Path, name:
     (artifact / name).rename(target)
     (artifact / name).symlink_to(target)
 
-    with pytest.raises(ArtifactUnreadable, match="expected a plain file, found a link"):
+    with pytest.raises(ArtifactUnreadable, match="found a link out of its directory"):
         read_artifact(artifact)
 
 

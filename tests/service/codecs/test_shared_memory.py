@@ -824,3 +824,26 @@ def test_offered_a_place_outside_is_refused_and_an_unknown_one_not_found(tmp_pat
         memory.place(Slot("r", 9, 2))
     with pytest.raises(NotFound):
         memory.place(Slot("x", 0, 1))
+
+
+@pytest.mark.fault("E8d")
+def test_register_segment_of_another_user_names_both(segment: Segment) -> None:
+    """Whose it is, who the server is, and the cure."""
+    file_of(segment).chmod(0)
+    memory = SharedMemory(is_offered=True)
+    is_root = os.geteuid() == 0
+    if is_root:  # who may open everything
+        os.seteuid(65534)
+    try:
+        with pytest.raises(InvalidInput) as refused:
+            memory.register("r", key_of(segment), 0, 64)
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+    owner, server = file_of(segment).stat().st_uid, 65534 if is_root else os.geteuid()
+    assert str(refused.value) == (
+        "key: that segment cannot be opened for reading and writing: Permission denied; it"
+        f" belongs to uid {owner}, mode 0000, and the server runs as uid {server}:"
+        " run both as the same user"
+    )
