@@ -10,7 +10,7 @@ from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
 from service.codecs.options import from_query
 from service.inference.calls import Answer
-from service.inference.models import Model
+from service.inference.model import Model
 from service.telemetry.statistics import ModelStatistics
 from service.transport.exchange import Exchange
 

@@ -57,7 +57,7 @@ OPTION_PARAMETERS: Final[list[Json]] = [
         "schema": schema,
     }
     for name, schema in (ATTENTION_REQUEST["properties"] | {"weights": BOOLEAN}).items()
-    if name in ("model", "weights", "causal", "timeout_s", "priority")
+    if name in ("model", "version", "weights", "causal", "timeout_s", "priority")
 ] + [_TIMEOUT]
 
 NAME_PARAMETER: Final[Json] = {
@@ -72,7 +72,7 @@ VERSION_PARAMETER: Final[Json] = {
     "name": "version",
     "in": "path",
     "required": True,
-    "description": "the version that is served",
+    "description": "one of the versions that are served",
     "schema": {"type": "string", "default": "1"},
 }
 

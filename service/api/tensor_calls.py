@@ -30,7 +30,7 @@ from service.codecs.chunks import gathered
 from service.codecs.compression import ENCODINGS, compress
 from service.errors import Draining, HeadwiseError, MethodNotAllowed
 from service.inference.calls import Answer
-from service.inference.models import Model
+from service.inference.model import Model
 from service.telemetry.statistics import ModelStatistics
 from service.transport.exchange import Exchange, read_body
 from service.transport.negotiation import best_offer

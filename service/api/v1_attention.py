@@ -64,7 +64,7 @@ async def read_call(
         tensors, options = await server.offload.decode(
             size, attention_safetensors.decode, content, formats.options, server.limits
         )
-    model = model_of(server, exchange.record, options.model)
+    model = model_of(server, exchange.record, options.model, options.version)
     return start(server, exchange.record, model, tensors, options), is_single
 
 

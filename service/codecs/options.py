@@ -5,13 +5,15 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from service.codecs.checks import check_known, kind_of
+from service.contract import MAX_VERSION, is_valid_version
 from service.errors import InvalidInput
 from service.inference.calls import Options
 
-NAMES: Final = ("model", "weights", "causal", "timeout_s", "priority")
+NAMES: Final = ("model", "version", "weights", "causal", "timeout_s", "priority")
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 MAX_TIMEOUT_S: Final = 3600.0
 MAX_PRIORITY: Final = 2**31 - 1
+_VERSION: Final = f"expected a whole number from 1 to {MAX_VERSION}"
 
 
 def from_query(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> dict[str, object]:
@@ -34,6 +36,10 @@ def from_query(pairs: Iterable[tuple[str, str]], headers: Mapping[str, str]) -> 
         match key:
             case "model":
                 options[key] = text
+            case "version":
+                if not is_valid_version(text):
+                    raise InvalidInput(f"query: version: {_VERSION}, got {text[:64]!r}")
+                options[key] = int(text)
             case "weights" | "causal":
                 options[key] = _boolean(f"query: {key}", text)
             case _:
@@ -55,12 +61,23 @@ def checked(raw: Mapping[str, object]) -> Options:
     weights, heads = _weights(raw.get("weights", False))
     return Options(
         model=model,
+        version=_version(raw.get("version")),
         weights=weights,
         heads=heads,
         causal=_flag("causal", raw.get("causal", False)),
         timeout_s=None if timeout_s is None else _timeout(timeout_s),
         priority=_priority(raw.get("priority", 0)),
     )
+
+
+def _version(value: object) -> str | None:
+    """Return a version as the protocol names it."""
+    if value is None:
+        return None
+    if type(value) is not int or not 1 <= value <= MAX_VERSION:
+        got = str(value) if type(value) is int and abs(value) < 10**12 else kind_of(value)
+        raise InvalidInput(f"version: {_VERSION}, got {got}")
+    return str(value)
 
 
 def checked_heads(value: object, where: str) -> tuple[int, ...]:
