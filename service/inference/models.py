@@ -240,9 +240,10 @@ class Models:
                 model = await asyncio.to_thread(attempt, name, version, self._made)
             if model is not None:
                 kept.append(model)
-                lower = [n for n in before if n in present and n < version]
-                others = [other for n in lower if (other := self._good(name, n)) is not None]
-                self._serve(name, [*kept, *others][: self._versions_kept])
+                lower = [self._good(name, n) for n in before if n in present and n < version]
+                models = [*kept, *(other for other in lower if other is not None)]
+                self._serve(name, models[: self._versions_kept])
+                del lower, models  # what is served no more is not held meanwhile
         served = [model.version for model in self.versions_of(name)]
         await asyncio.to_thread(self._repository.note_served, name, before, served, present)
 
