@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load, save
 
-from service.contract import GRAPH_FILE, LayerConfig
+from service.contract import FP32_TOLERANCE, GRAPH_FILE, LayerConfig
 from service.inference.artifact import read_artifact, read_graph
-from service.inference.parity import FP32_TOLERANCE, relative_error
+from service.inference.parity import relative_error
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 from tests.support.versions import factor_of, publish_unproven, publish_version
@@ -228,8 +228,9 @@ def rested_rss(server: Server) -> int:
 @pytest.mark.parametrize("versions_kept", [1, 2])
 def test_update_and_roll_back_under_load(staged: Staged, versions_kept: int) -> None:
     """No wrong answer, no error, each is of the version that it names; the memory comes back."""
-    settings: dict[str, object] = {"threads": 2, "concurrent_runs": 2, "timeout_s": 600}
-    with Server(staged.repository, versions_kept=versions_kept, **settings) as server:
+    with Server(
+        staged.repository, versions_kept=versions_kept, threads=2, concurrent_runs=2, timeout_s=600
+    ) as server:
         staged.publish(2)  # so that as many are served before as afterwards
         server.process.send_signal(signal.SIGHUP)
         with calling(server, staged) as callers:
