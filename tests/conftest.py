@@ -31,6 +31,7 @@ _FOR_THE_MAIN_ENVIRONMENT = [
     "system/test_clients.py",
     "system/test_minilm.py",
     "system/test_perf_analyzer.py",
+    "system/test_update_under_load.py",
 ]
 collect_ignore_glob = [] if HAS_TORCH else _FOR_THE_MAIN_ENVIRONMENT
 
