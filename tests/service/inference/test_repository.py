@@ -689,3 +689,19 @@ def test_start_that_skips_a_name_that_cannot_be_looked_into_names_it(
     models.load_all()
 
     assert (served(models), models.broken) == ({"a": 1}, ["b"])
+
+
+@pytest.mark.fault("C3")
+def test_load_of_a_name_that_was_taken_away_says_that_it_is_served_on(tmp_path: Path) -> None:
+    """Whoever asked learns that nothing was loaded, and that calls are still answered."""
+    disk = Disk(tmp_path)
+    models = Models(load, disk.path)
+    models.load_all()
+    disk.remove_name("a", 1)
+
+    with pytest.raises(UnknownModel, match="nothing in the repository is named 'a', which is serv"):
+        asyncio.run(models.load("a"))
+    with pytest.raises(UnknownModel, match=r"nothing in the repository is named 'b'$"):
+        asyncio.run(models.load("b"))
+
+    assert kept(models, "a") == [1]
