@@ -65,10 +65,12 @@ _HANGUP_S = 0.5
 def main(argv: list[str] | None = None) -> int:
     """Serve until told to stop; return 0 after a clean end, 2 when the start was refused."""
     log: Log | None = None
+    keep_blocks(
+        min(KEPT_BYTES, memory_limit() // 8)
+    )  # before the first thread, which would get an arena of its own
     try:
         settings = Settings.load(sys.argv[1:] if argv is None else argv, os.environ)
         log = configure(settings.log_format, settings.log_level)
-        keep_blocks(min(KEPT_BYTES, memory_limit() // 8))
         tracing = OpenTelemetry() if settings.tracing else NoTracing()
         keys = _keys(settings)
         tls = tls_context(settings)

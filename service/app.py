@@ -47,7 +47,8 @@ from service.inference.batcher import Batcher
 from service.inference.batches import BatchLimits
 from service.inference.engine import Engine
 from service.inference.lifecycle import Lifecycle
-from service.inference.models import Models, loader
+from service.inference.model import loader
+from service.inference.models import Models
 from service.inference.schedule import QueueLimits
 from service.inference.validation import Limits
 from service.logs import event
@@ -183,7 +184,7 @@ def _models(settings: Settings, metrics: Metrics) -> Models:
     run = BatchLimits(settings.max_batch_tokens, settings.max_batch_cells, settings.padding)
 
     def batcher_of(name: str, engine: Engine) -> Batcher:
-        return Batcher(engine, queue, run, metrics.of_model(name))
+        return Batcher(engine, queue, run, metrics.of_model(name).queue())
 
     load = loader(
         provider=settings.provider,
@@ -192,7 +193,13 @@ def _models(settings: Settings, metrics: Metrics) -> Models:
         or (min(4, threads) if settings.provider == "cpu" else 1),
         batcher_of=batcher_of,
     )
-    return Models(load, settings.repository, default=settings.default_model)
+    return Models(
+        load,
+        settings.repository,
+        default=settings.default_model,
+        versions_kept=settings.versions_kept,
+        skip_broken=settings.skip_broken,
+    )
 
 
 async def _bring_up(
@@ -215,6 +222,8 @@ async def _bring_up(
             return
         loaded = [f"{model.name}/{model.version}" for model in models]
         event("loaded", models=loaded, seconds=round(time.monotonic() - started, 3))
+        if models.broken:
+            event("started without", level=logging.WARNING, broken=models.broken)
         await asyncio.to_thread(models.warm_up)
     # What is here now stays: the collector need not look at it again and again.  What is
     # garbage now, such as that of refused requests, would stay, too.

@@ -50,6 +50,7 @@ FP32_TOLERANCE: Final = 1e-5
 
 NAME_PATTERN: Final = "[a-z0-9][a-z0-9._-]{0,62}"
 VERSION_PATTERN: Final = "[1-9][0-9]{0,8}"
+MAX_VERSION: Final = 999_999_999
 
 _STRICT: Final = {"extra": "forbid", "strict": True}
 """How pydantic, which this file does not import, must read the dataclasses below."""

@@ -38,6 +38,18 @@ class Settings(BaseModel):
         le=86_400,
         description="look at the repository for changes this often; 0 = only on SIGHUP",
     )
+    versions_kept: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="versions of each model that are served, the highest good ones; each takes"
+        " memory and threads as a model of its own",
+    )
+    skip_broken: bool = Field(
+        False,
+        description="start without the artifacts that cannot be served, if any other can;"
+        " else one that is broken ends the start",
+    )
     host: str = Field(
         "127.0.0.1",
         min_length=1,

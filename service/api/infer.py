@@ -16,7 +16,7 @@ from service.codecs.chunks import Chunk
 from service.codecs.offload import Size
 from service.errors import InvalidInput
 from service.inference.calls import Answer, Call, Options
-from service.inference.models import Model
+from service.inference.model import Model
 from service.inference.validation import Tensors, answer_bytes, to_call
 from service.telemetry.request_record import RequestRecord
 from service.telemetry.statistics import ModelStatistics

@@ -15,7 +15,7 @@ from service.codecs.options import header_timeout
 from service.codecs.readers import Hold
 from service.contract import LayerConfig
 from service.inference.calls import Answer
-from service.inference.models import Model
+from service.inference.model import Model
 from service.telemetry.statistics import ModelStatistics
 from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange

@@ -13,7 +13,8 @@ from starlette.requests import Request
 
 from service.codecs.oip_request import split_model_name
 from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, MEMORY, OUTPUT, WEIGHTS_SUFFIX
-from service.inference.models import Model, Models
+from service.inference.model import Model
+from service.inference.models import Models
 
 
 @dataclass(frozen=True)

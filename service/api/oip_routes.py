@@ -81,12 +81,13 @@ class OipRoutes:
         return json_response({"name": "headwise", "version": __version__, "extensions": extensions})
 
     async def model_metadata(self, request: Request) -> Response:
-        """Return a model's required inputs and its outputs; -1 = any length."""
-        declared = protocol_model(self._server.models, request)
+        """Return a model's versions, required inputs and outputs; -1 = any length."""
+        declared, *lower = self._models_of(request)
+        versions = [str(model.served.version) for model in reversed([declared, *lower])]
         return json_response(
             {
                 "name": declared.name,
-                "versions": [str(declared.served.version)],
+                "versions": versions,
                 "platform": PLATFORM,
                 "inputs": [tensor.metadata() for tensor in declared.inputs()],
                 "outputs": [tensor.metadata() for tensor in declared.outputs()],
@@ -109,7 +110,7 @@ class OipRoutes:
                 "name": declared.name,
                 "platform": "onnxruntime_onnx",
                 "backend": "onnxruntime",
-                "version_policy": {"latest": {"num_versions": 1}},
+                "version_policy": {"latest": {"num_versions": self._server.settings.versions_kept}},
                 "max_batch_size": self._server.settings.max_rows,
                 "input": [tensor.config() for tensor in declared.inputs()],
                 "output": [tensor.config() for tensor in declared.outputs()],
@@ -118,8 +119,8 @@ class OipRoutes:
         )
 
     async def model_statistics(self, request: Request) -> Response:
-        """Return what was counted of the protocol's calls to one model."""
-        return self._statistics_of([protocol_model(self._server.models, request)])
+        """Return what was counted of the protocol's calls to a model, by version."""
+        return self._statistics_of(self._models_of(request))
 
     async def all_statistics(self) -> Response:
         """Return what was counted of the protocol's calls to every model that is served."""
@@ -128,6 +129,20 @@ class OipRoutes:
         return self._statistics_of(
             declared for model in models for declared in protocol_models(model)
         )
+
+    def _models_of(self, request: Request) -> list[ProtocolModel]:
+        """
+        Return the version that a path names; of one that names none all, the highest first.
+
+        Raises:
+            UnknownModel: no such name or version.
+            NotReady: the models are still being loaded.
+        """
+        declared = protocol_model(self._server.models, request)
+        if "version" in request.path_params:
+            return [declared]
+        versions = self._server.models.versions_of(declared.served.name)
+        return [ProtocolModel(declared.name, model) for model in versions]
 
     def _statistics_of(self, models: Iterable[ProtocolModel]) -> Response:
         statistics = [self._server.statistics.of(m.name, m.served.version) for m in models]

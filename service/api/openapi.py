@@ -87,7 +87,7 @@ VERSION_PARAMETER: Final[Json] = {
     "name": "version",
     "in": "path",
     "required": True,
-    "description": "the version that is served",
+    "description": "one of the versions that are served",
     "schema": {"type": "string", "default": "1"},
 }
 

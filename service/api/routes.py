@@ -7,12 +7,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from service.api.openapi import NAME_PARAMETER, responses
+from service.api.openapi import NAME_PARAMETER, VERSION_PARAMETER, responses
 from service.api.routing import json_response
 from service.api.schemas import ERROR
 from service.api.server import Server
 from service.errors import Draining, NotReady, UnknownModel
-from service.inference.models import Model
+from service.inference.model import Model
 from service.telemetry.metrics import CONTENT_TYPE
 
 
@@ -28,8 +28,10 @@ class Routes:
         add = router.add_api_route
         add("/", self.root, methods=["GET"], include_in_schema=False)
         listing = responses({"type": "object"}, None)
+        schema = {"type": "string"}
+        version = VERSION_PARAMETER | {"in": "query", "required": False, "schema": schema}
         one = {
-            "parameters": [NAME_PARAMETER],
+            "parameters": [NAME_PARAMETER, version],
             "responses": responses({"type": "object"}, None, UnknownModel),
         }
         add("/v1/models", self.list_models, methods=["GET"], openapi_extra={"responses": listing})
@@ -57,12 +59,19 @@ class Routes:
 
     async def list_models(self) -> Response:
         """Return every model that is served, in short, and which one is the default."""
-        short = [self._describe(model) for model in self._server.models]
-        return json_response({"models": short, "default": self._server.models.default_name})
+        models = self._server.models
+        short = [self._describe(model) for model in models if models.get(model.name) is model]
+        return json_response({"models": short, "default": models.default_name})
 
     async def get_model(self, request: Request) -> Response:
-        """Return one model in full: layer, limits, and the parity it was published with."""
-        model = self._server.models.get(request.path_params["name"])
+        """
+        Return one model in full: layer, limits, and the parity it was published with.
+
+        The highest version that is served, or the one that the query names.
+        """
+        models = self._server.models
+        name, version = request.path_params["name"], request.query_params.get("version")
+        model = models.get(name, version)
         manifest = model.manifest
         return json_response(
             {
@@ -109,6 +118,14 @@ class Routes:
         return {
             "name": model.name,
             "version": model.version,
+            "served_versions": [
+                {
+                    "version": other.version,
+                    "default": other is self._server.models.get(model.name),
+                    "ready": other.problem is None,
+                }
+                for other in self._server.models.versions_of(model.name)
+            ],
             "ready": model.problem is None,
             "problem": model.problem,
             "layer": dataclasses.asdict(model.layer) | {"head_dim": model.layer.head_dim},

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from service.codecs.datatypes import DTYPES
+from service.contract import MAX_VERSION
 
 Json = dict[str, Any]
 
@@ -34,6 +35,12 @@ ATTENTION_REQUEST: Final[Json] = {
     "additionalProperties": False,
     "properties": {
         "model": {"type": "string", "description": "default: the default model"},
+        "version": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": MAX_VERSION,
+            "description": "one of the versions that are served; default: the highest",
+        },
         "embeddings": {
             "description": "[B][S][E], or one sequence [S][E]; sequences may differ in length",
             "anyOf": [_array(_SEQUENCE, minItems=1), _SEQUENCE],
@@ -194,7 +201,7 @@ MODEL_METADATA: Final[Json] = {
     "required": ["name", "versions", "platform", "inputs", "outputs"],
     "properties": {
         "name": {"type": "string"},
-        "versions": _array({"type": "string"}),
+        "versions": _array({"type": "string"}, description="those that are served"),
         "platform": {"type": "string"},
         "inputs": _array(TENSOR_METADATA, description="the required ones; masks may come too"),
         "outputs": _array(TENSOR_METADATA),

@@ -32,7 +32,7 @@ from service.codecs.compression import ENCODINGS, compress
 from service.codecs.offload import Size
 from service.errors import Draining, HeadwiseError, MethodNotAllowed
 from service.inference.calls import Answer
-from service.inference.models import Model
+from service.inference.model import Model
 from service.telemetry.statistics import ModelStatistics
 from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange, read_body

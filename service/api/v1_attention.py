@@ -69,7 +69,7 @@ async def read_call(
     """
     tensors, options, is_single = await read_tensors(server, formats, content, held.hold)
     held.release()
-    model = model_of(server, exchange.record, options.model)
+    model = model_of(server, exchange.record, options.model, options.version)
     return await start(server, exchange.record, model, tensors, options), is_single
 
 

@@ -16,7 +16,7 @@ from service.codecs.checks import check_known
 from service.codecs.datatypes import FLOAT_MASK, INPUTS
 from service.errors import InvalidInput
 
-OPTIONS: Final = ("model", "weights", "causal", "timeout_s", "priority")
+OPTIONS: Final = ("model", "version", "weights", "causal", "timeout_s", "priority")
 """What a caller may say beside the tensors."""
 
 HEADS: Final = "heads"

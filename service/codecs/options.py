@@ -13,6 +13,7 @@ from typing import Final
 
 from service.codecs.checks import check_known, kind_of, shown
 from service.codecs.names import HEADS, OPTIONS, check_names
+from service.contract import MAX_VERSION, is_valid_version
 from service.errors import InvalidInput
 from service.inference.calls import Options
 
@@ -22,6 +23,7 @@ TEXT_NAMES: Final = (*OPTIONS, HEADS)
 TIMEOUT_HEADER: Final = "x-request-timeout-s"
 MAX_TIMEOUT_S: Final = 3600.0
 MAX_PRIORITY: Final = 2**31 - 1
+_VERSION: Final = f"expected a whole number from 1 to {MAX_VERSION}"
 
 _TIMEOUT_FIELD: Final = "header X-Request-Timeout-S"
 
@@ -47,6 +49,10 @@ def from_texts(pairs: Iterable[tuple[str, str]], where: str) -> dict[str, object
         match key:
             case "model":
                 options[key] = text
+            case "version":
+                if not is_valid_version(text):
+                    raise InvalidInput(f"{place}: {_VERSION}, got {text[:64]!r}")
+                options[key] = int(text)
             case "causal":
                 options[key] = _boolean(place, text)
             case "weights":
@@ -105,12 +111,23 @@ def checked(raw: Mapping[str, object], timeout_s: float | None = None) -> Option
     weights, heads = _weights(raw.get("weights", False))
     return Options(
         model=model,
+        version=_version(raw.get("version")),
         weights=weights,
         heads=heads,
         causal=_flag("causal", raw.get("causal", False)),
         timeout_s=timeout_s if own_timeout_s is None else _timeout(own_timeout_s, "timeout_s"),
         priority=_priority(raw.get("priority", 0)),
     )
+
+
+def _version(value: object) -> str | None:
+    """Return a version as the protocol names it."""
+    if value is None:
+        return None
+    if type(value) is not int or not 1 <= value <= MAX_VERSION:
+        got = str(value) if type(value) is int and abs(value) < 10**12 else kind_of(value)
+        raise InvalidInput(f"version: {_VERSION}, got {got}")
+    return str(value)
 
 
 def checked_heads(value: object, where: str) -> tuple[int, ...]:

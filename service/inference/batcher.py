@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol
 
-from service.errors import DeadlineExceeded
+from service.errors import DeadlineExceeded, InferenceFailed
 from service.inference.batches import BatchLimits, outputs_of, slices_of, stacked_inputs
 from service.inference.calls import Answer, Call, Run
 from service.inference.engine import Engine, Stop
@@ -105,6 +105,8 @@ class Batcher:
         self._schedule: Schedule[QueuedCall] = Schedule(batch, engine.concurrent_runs)
         self._stops: dict[_QueuedRun, Stop] = {}
         """Ends each run in progress."""
+        self._for_threads: set[_QueuedRun] = set()
+        """Those that no thread has begun yet."""
 
     async def submit(self, call: Call, *, on_run: Callable[[Run], None] | None = None) -> Answer:
         """
@@ -117,7 +119,7 @@ class Batcher:
             QueueFull: a limit of the queue would be exceeded.
             DeadlineExceeded: the call's time limit passed.
             Draining: after `close`.
-            InferenceFailed: the runtime refused the batch.
+            InferenceFailed: the call's run failed; cause attached.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
@@ -141,7 +143,7 @@ class Batcher:
         """
         Admit a call; its outcome is delivered later, exactly once, unless it leaves before.
 
-        The outcome is the answer, `DeadlineExceeded` or what the engine raised.  `on_run` is
+        The outcome is the answer, `DeadlineExceeded` or `InferenceFailed`.  `on_run` is
         called for each successful run that the call is part of, once a run even where several
         of its calls name the same function.
 
@@ -241,12 +243,32 @@ class Batcher:
                 self._deliver(run, _outcome(self._engine, run, self._stops[run]))
                 run = self._take(ended=run)
             else:
-                self._threads.submit(self._work, loop, run)
-                run = self._take()
+                run = self._hand_over(run, loop)
         self._rest()
+
+    def _hand_over(self, run: _QueuedRun, loop: asyncio.AbstractEventLoop) -> _QueuedRun | None:
+        """Have a thread run it, or fail its calls if there is none; return the next run."""
+        with self._lock:
+            self._for_threads.add(run)
+        try:
+            self._threads.submit(self._work, loop, run)
+        except RuntimeError as error:  # the system starts no further thread
+            if self._claim(run):
+                self._deliver(run, _failed("no thread could be started for a run", error))
+                return self._take(ended=run)
+        return self._take()
+
+    def _claim(self, run: _QueuedRun) -> bool:
+        """Say, once for each run that was handed over, that it is the caller's to end."""
+        with self._lock:
+            is_there = run in self._for_threads
+            self._for_threads.discard(run)
+        return is_there
 
     def _work(self, loop: asyncio.AbstractEventLoop, run: _QueuedRun | None) -> None:
         """Run one batch after the other until nothing waits; in a thread."""
+        if run is not None and not self._claim(run):
+            return  # its calls have failed: it was late
         while run is not None:
             outcome = _outcome(self._engine, run, self._stops[run])
             loop.call_soon_threadsafe(self._deliver, run, outcome)
@@ -270,9 +292,9 @@ class Batcher:
                 self._stops[run] = Stop()
             return run
 
-    def _deliver(self, run: _QueuedRun, outcome: Run | Exception) -> None:
+    def _deliver(self, run: _QueuedRun, outcome: Run | InferenceFailed) -> None:
         """Record the run, and answer every call that it has completed."""
-        if isinstance(outcome, Exception):
+        if isinstance(outcome, InferenceFailed):
             for ticket in run.tickets:
                 if not ticket.queued.is_over:
                     self._finish(ticket.queued)
@@ -307,12 +329,27 @@ def _yield_to_the_loop() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def _outcome(engine: Engine, run: _QueuedRun, stop: Stop) -> Run | Exception:
-    """Return how the run went; on success its outputs are in the answers of its calls."""
+def _outcome(engine: Engine, run: _QueuedRun, stop: Stop) -> Run | InferenceFailed:
+    """
+    Return how the run went; on success its outputs are in the answers of its calls.
+
+    Whatever is raised fails this run's calls only, as `InferenceFailed`: an exception of
+    another class may mean something to the event loop (`StopIteration`, `CancelledError`), or
+    end it (`SystemExit`).
+    """
     try:
         return _run(engine, run, stop)
-    except Exception as failure:  # whatever it is, the next batch must run
+    except InferenceFailed as failure:
         return failure
+    except BaseException as error:  # whatever it is, the next batch must run
+        return _failed("a run failed; the log has the cause under the request id", error)
+
+
+def _failed(message: str, cause: BaseException) -> InferenceFailed:
+    """Return the error of a run's calls, its cause attached."""
+    failure = InferenceFailed(message)
+    failure.__cause__ = cause
+    return failure
 
 
 def _run(engine: Engine, run: _QueuedRun, stop: Stop) -> Run:

@@ -62,6 +62,8 @@ class Options:
     """What a caller says beside the tensors."""
 
     model: str | None = None
+    version: str | None = None
+    """None = the highest that is served."""
     weights: bool = False
     heads: tuple[int, ...] | None = None
     """Whose weights are asked for, not yet checked against the layer; None = every head's."""

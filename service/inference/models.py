@@ -1,25 +1,23 @@
-"""The artifacts that are served: found, loaded, warmed up, looked up by name."""
+"""The artifacts that are served: found, loaded, warmed up, looked up by name and version."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from service.contract import LayerConfig, Manifest
 from service.errors import (
     ArtifactUnreadable,
-    InferenceFailed,
+    HeadwiseError,
     InvalidInput,
     NotReady,
+    StartRefused,
     UnknownModel,
 )
-from service.inference.artifact import Golden, find_artifacts, published_versions, read_artifact
-from service.inference.batcher import Batcher
-from service.inference.calls import Inputs
-from service.inference.engine import Engine, OnnxEngine, Provider
-from service.inference.parity import relative_error
-from service.inference.repository import Repository, State, Unservable, described
+from service.inference.artifact import published_versions
+from service.inference.model import Model
+from service.inference.repository import Repository, Unservable, described
+from service.inference.repository_index import Listed, index_of
 from service.logs import event
 
 DEFAULT_NAME = "mha"
@@ -27,102 +25,53 @@ DEFAULT_NAME = "mha"
 _LOADING = "the models are being loaded"
 
 
-@dataclass(frozen=True)
-class Listed:
-    """An artifact as the repository's index lists it."""
-
-    name: str
-    version: int
-    problem: str | None
-    """Why it takes no calls; None = it does."""
-
-
-@dataclass
-class Model:
-    """One artifact that is served; it and its threads are gone with the last call that has it."""
-
-    manifest: Manifest
-    golden: Golden
-    engine: Engine
-    batcher: Batcher
-    problem: str | None = "warm-up has not run yet"
-    """Why it is not ready; None = ready."""
-
-    @property
-    def name(self) -> str:
-        """The artifact's name."""
-        return self.manifest.name
-
-    @property
-    def version(self) -> int:
-        """The artifact's version."""
-        return self.manifest.version
-
-    @property
-    def layer(self) -> LayerConfig:
-        """The layer's shape."""
-        return self.manifest.layer
-
-    def warm_up(self) -> None:
-        """Run the golden input on every path; afterwards `problem` says what was wrong, or None."""
-        try:
-            self.problem = self._difference(concurrent=False) or self._difference(concurrent=True)
-        except InferenceFailed as failure:
-            self.problem = f"{failure}: {failure.__cause__}".splitlines()[0]
-
-    def _difference(self, *, concurrent: bool) -> str | None:
-        """Return which golden answer is not met, or None."""
-        golden = self.golden
-        plain = self.engine.run(
-            Inputs(golden.embeddings, golden.memory), weights=False, concurrent=concurrent
-        )
-        masked = self.engine.run(
-            Inputs(golden.embeddings, golden.memory, golden.attend_mask),
-            weights=True,
-            concurrent=concurrent,
-        )
-        errors = {
-            "output without masks": relative_error(plain.output, golden.plain_output),
-            "output": relative_error(masked.output, golden.output),
-            "attention_weights": relative_error(masked.attention_weights, golden.attention_weights),
-        }
-        tolerance = self.manifest.tolerance
-        wrong = next((name for name, error in errors.items() if not error <= tolerance), None)
-        return wrong and (
-            f"golden answer: {wrong} differs by {errors[wrong]:.3g}, allowed {tolerance:g}"
-        )
-
-
 class Models:
     """
-    The models of one server, by name, each in the best version that the repository holds.
+    The models of one server, by name and version.
 
-    The best is the highest that loads and answers right.  Loading and warming up take
-    their time and belong in a thread; looking up is for the event loop.
+    Of each name the `versions_kept` highest versions that load and answer right are
+    served; the highest is the one that answers where no version is named.  Loading and
+    warming up take their time and belong in a thread; looking up is for the event loop.
+
+    With `skip_broken` the start goes on without what cannot be served, as every later look.
     """
 
     def __init__(
-        self, load: Callable[[Path], Model], repository: Path, *, default: str | None = None
+        self,
+        load: Callable[[Path], Model],
+        repository: Path,
+        *,
+        default: str | None = None,
+        versions_kept: int = 1,
+        skip_broken: bool = False,
     ) -> None:
         self._load = load
         self._repository = Repository(repository)
         self._default = default
-        self._models: dict[str, Model] = {}
+        self._versions_kept = versions_kept
+        self._skip_broken = skip_broken
+        self._served: dict[str, dict[str | None, Model]] = {}
+        """By name, then by version, the highest first; under None once more the highest."""
         self._is_loaded = False
-        self._states: dict[str, State | None] = {}
-        """Of the files that each model was loaded from at the start."""
         self._withdrawn: set[str] = set()
+        self._skipped: set[str] = set()
+        """The names of which nothing could be served at the start."""
         self.changes = 0
         """How often a model came or went."""
         self.changing = asyncio.Lock()
         """Held while what is served changes; whoever loads the models first holds it, too."""
 
     def __iter__(self) -> Iterator[Model]:
-        return iter(list(self._models.values()))
+        return (model for name in list(self._served) for model in self.versions_of(name))
+
+    def versions_of(self, name: str) -> list[Model]:
+        """Return the versions of a name that are served, the highest first."""
+        served = self._served.get(name, {})
+        return [model for version, model in served.items() if version is not None]
 
     def get(self, name: str | None = None, version: str | None = None) -> Model:
         """
-        Return a model by name; without one, the default.
+        Return a model; without a version the highest, without a name the default.
 
         The default is what the setting says, else `mha`, else the only one there is.
 
@@ -136,14 +85,22 @@ class Models:
             name = self.default_name
         if name is None:
             raise InvalidInput(f"model: expected {self._listed()}, got none")
-        model = self._models.get(name)
+        served = self._served.get(name)
+        model = None if served is None else served.get(version)
         if model is None:
-            raise UnknownModel(f"model: expected {self._listed()}, got {_shown(name)}")
-        if version is not None and version != str(model.version):
-            raise UnknownModel(
-                f"model {name}: version {model.version} is served, got {_shown(version)}"
-            )
+            raise self._unknown(name, version)
         return model
+
+    def _unknown(self, name: str, version: str | None) -> HeadwiseError:
+        """Return what to answer where a name, or a version of it, is not served."""
+        versions = [str(model.version) for model in self.versions_of(name)]
+        if versions and version is not None:
+            are = "versions {} are" if len(versions) > 1 else "version {} is"
+            served = are.format(", ".join(versions))
+            return UnknownModel(f"model {name}: {served} served, got {_shown(version)}")
+        if name in self._skipped and name not in self._withdrawn:
+            return NotReady(f"model {name}: no version of it can be served; the log says why")
+        return UnknownModel(f"model: expected {self._listed()}, got {_shown(name)}")
 
     def check_loaded(self) -> None:
         """
@@ -158,107 +115,167 @@ class Models:
     @property
     def widest_token(self) -> int | None:
         """How many numbers a token of any model has at most; None = no model is served."""
-        return max((model.layer.token_width for model in self._models.values()), default=None)
+        return max((model.layer.token_width for model in self), default=None)
 
     @property
     def default_name(self) -> str | None:
         """The model of a call that names none; None = the caller has to say."""
         if self._default is not None:
             return self._default
-        # Withdrawn, it still is: calls that name none must not silently get another layer.
-        if DEFAULT_NAME in self._models or DEFAULT_NAME in self._withdrawn:
+        # Withdrawn or broken, it still is: calls that name none must not get another layer.
+        if any(DEFAULT_NAME in names for names in (self._served, self._withdrawn, self._skipped)):
             return DEFAULT_NAME
-        return next(iter(self._models)) if len(self._models) == 1 else None
+        return next(iter(self._served)) if len(self._served) == 1 else None
 
     @property
     def problem(self) -> str | None:
         """Why the server is not ready for calls; None = every model is."""
         if not self._is_loaded:
             return _LOADING
-        return next((f"{m.name}: {m.problem}" for m in self if m.problem is not None), None)
+        return next((f"{self._label(m)}: {m.problem}" for m in self if m.problem is not None), None)
 
     def load_all(self) -> None:
         """
-        Load every artifact of the repository; none is warmed up yet.
+        Load what is to be served of every artifact of the repository.
+
+        None of it is warmed up yet, except where the start skips what is broken: what
+        answers wrong is broken, too.
 
         Raises:
-            ArtifactUnreadable: the repository is missing or empty, one of its artifacts
-                cannot be read, or the default is none of them.
+            ArtifactUnreadable: the repository is missing or empty, one of its artifacts (with
+                `skip_broken`, each of them) cannot be loaded, or the default is none of them.
             ProviderUnavailable: see `OnnxEngine`.
         """
-        models = {}
-        for name, path in find_artifacts(self._repository.path).items():
-            self._states[name] = self._repository.state(name, int(path.name))
-            models[name] = self._load(path)
-        if not models:
+        found = self._repository.first_look()
+        if not self._skip_broken and found.problem is not None:
+            raise ArtifactUnreadable(found.problem)
+        self._repository.note_look(found.problem, again=False)
+        served = {name: list(self._first(name, found.versions[name])) for name in found.versions}
+        names = {*served, *found.unreadable}
+        if not any(served.values()):
             raise ArtifactUnreadable(
-                f"{self._repository.path}: no artifact in it; publish one:"
-                " python -m export --name mha --embed-dim 768 --num-heads 12;"
-                " for a container, mount what is published:"
-                ' docker run -v "$PWD/artifacts:/artifacts:ro" ...'
+                f"{self._repository.path}: nothing in it can be served:"
+                f" {self._repository.first_problem()}"
             )
-        if self._default is not None and self._default not in models:
+        if self._default is not None and self._default not in names:
             raise ArtifactUnreadable(
-                f"default model: expected one of {', '.join(sorted(models))}, got {self._default}"
+                f"default model: expected one of {', '.join(sorted(names))}, got {self._default}"
             )
-        self._models, self._is_loaded = models, True
-        self.changes += len(models)
+        self._served = {name: _by_version(models) for name, models in served.items() if models}
+        self._skipped = names - {*self._served}
+        self.changes += sum(map(len, served.values()))
+        self._is_loaded = True
+
+    def _first(self, name: str, present: Sequence[int]) -> Iterator[Model]:
+        """
+        Give the versions of a name that a start serves, the highest first.
+
+        Raises:
+            StartRefused: one cannot be served, and the start must not skip it.
+        """
+        if self._skip_broken:
+            tried = (self._repository.attempt(name, n, self._made) for n in reversed(present))
+            good = (model for model in tried if model is not None)
+            yield from itertools.islice(good, self._versions_kept)
+            return
+        for version in present[: -self._versions_kept - 1 : -1]:
+            try:
+                yield self._repository.loaded(name, version, self._load)
+            except StartRefused:
+                raise
+            except Exception as error:  # whatever it is, the start must not hang
+                raise ArtifactUnreadable(f"{name}/{version}: {described(error)}") from error
 
     def warm_up(self) -> None:
-        """Warm every model up; one that answers wrong stays, but any other version is better."""
+        """Warm up what is not yet; one that answers wrong stays, but any other is better."""
         for model in self:
-            model.warm_up()
             if model.problem is not None:
-                why = Unservable(f"{model.name}/{model.version}: {model.problem}")
-                state = self._states.get(model.name)
-                # Whoever asks for `problem` logs it.
-                self._repository.note_broken(model.name, model.version, state, why, is_logged=True)
+                model.warm_up()
+            if model.problem is not None:
+                self._repository.note_wrong(model.name, model.version, model.problem)
 
     async def refresh(self, *, retry: bool) -> None:
         """
-        Serve the best version of every artifact in the repository, without losing a call.
+        Serve the best versions of every artifact in the repository, without losing a call.
 
-        It is loaded and warmed up beside the old one first.  What is broken is logged and
-        left alone until its files change, or tried once more if `retry`.  A model of which
-        nothing good is left is served on, and what was withdrawn stays so.  A look that
-        fails is logged, and the next one looks again.
+        They are loaded and warmed up beside the old ones first.  What is broken is logged
+        and left alone until its files change, or tried once more if `retry`.  A model of
+        which nothing good is left is served on, and what was withdrawn stays so.  A look
+        that fails is logged, and the next one looks again; so is, if `retry`, one that
+        changed nothing, for whoever asked for it.
         """
         async with self.changing:
             if not self._is_loaded:
                 return  # the start was refused
+            changes = self.changes
             try:
                 problem = await self._refresh(retry=retry)
             except Exception as error:  # whatever it is, the next look must come
                 problem = described(error)
             self._repository.note_look(problem, again=retry)
+            if retry and problem is None and self.changes == changes:
+                served = [f"{model.name}/{model.version}" for model in self]
+                event("looked at the repository: nothing to change", served=served)
 
     async def _refresh(self, *, retry: bool) -> str | None:
         """Return what was wrong with the look, once the best of what it found is served."""
         if retry:
             self._repository.retry()
         found = await asyncio.to_thread(self._repository.look)
-        known = {*found.versions, *self._models} - {*found.unreadable}
+        known = {*found.versions, *self._served} - {*found.unreadable}
         for name in sorted(known - self._withdrawn):
             await self._serve_best(name, found.versions.get(name, ()))
         return found.problem
 
     async def _serve_best(self, name: str, present: Sequence[int]) -> None:
-        """Serve the best of the versions that are present, if it is not served yet."""
-        old = self._models.get(name)
-        good = old.version if old is not None and old.problem is None else None
-        best = await asyncio.to_thread(self._repository.best, name, present, good, self._made)
-        if old is not None:
-            better = None if best is None else best.version
-            self._repository.note_served(name, old.version, present, better)
-        if best is not None:
-            # Calls that hold the old model finish with it; then it is gone.
-            self._models[name] = best
-            self.changes += 1
-            event("reloaded", model=name, version=best.version)
+        """
+        Serve the best of the versions that are present, and what is served already of them.
+
+        One more than is kept is in memory at most, besides what calls still hold.  Where
+        nothing present is good, what is served is served on.
+        """
+        before = [model.version for model in self.versions_of(name)]
+        kept: list[Model] = []
+        for version in sorted(present, reverse=True):
+            if len(kept) == self._versions_kept:
+                break
+            model = self._good(name, version)
+            if model is None:
+                attempt = self._repository.attempt
+                model = await asyncio.to_thread(attempt, name, version, self._made)
+            if model is not None:
+                kept.append(model)
+                lower = [self._good(name, n) for n in before if n in present and n < version]
+                models = [*kept, *(other for other in lower if other is not None)]
+                self._serve(name, models[: self._versions_kept])
+                del lower, models  # what is served no more is not held meanwhile
+        served = [model.version for model in self.versions_of(name)]
+        await asyncio.to_thread(self._repository.note_served, name, before, served, present)
+
+    def _good(self, name: str, version: int) -> Model | None:
+        """Return a version if it is served and answers right."""
+        model = self._served.get(name, {}).get(str(version))
+        return model if model is not None and model.problem is None else None
+
+    def _serve(self, name: str, models: Sequence[Model]) -> None:
+        """
+        Serve these versions of a name, the highest first, and no others.
+
+        Calls that hold another finish with it; then it is gone.
+        """
+        before = self.versions_of(name)
+        if before == models:
+            return
+        self._served[name] = _by_version(models)
+        self.changes += 1
+        versions = [model.version for model in models]
+        for model in models:
+            if model not in before:
+                event("reloaded", model=name, version=model.version, served=versions)
 
     async def load(self, name: str) -> None:
         """
-        Serve the best version of one artifact in the repository, without losing a call.
+        Serve the best versions of one artifact in the repository, without losing a call.
 
         A version that is served already is left as it is.
 
@@ -276,10 +293,11 @@ class Models:
                 event("repository unreadable", level=logging.ERROR, problem=described(error))
                 raise NotReady("the repository cannot be read; the log says why") from error
             if not present:
-                raise UnknownModel(f"model: nothing in the repository is named {_shown(name)}")
+                on = ", which is served on" if name in self._served else ""
+                raise UnknownModel(f"model: nothing in the repository is named {_shown(name)}{on}")
             self._repository.retry(name)
             await self._serve_best(name, present)
-            served = self._models.get(name)
+            served = self._served.get(name, {}).get(None)
             if served is not None:
                 self._withdrawn.discard(name)
             if served is None or served.version != present[-1] or served.problem is not None:
@@ -291,7 +309,7 @@ class Models:
 
     async def unload(self, name: str) -> None:
         """
-        Serve an artifact no more, until it is taken up again; calls already in finish.
+        Serve no version of an artifact, until it is loaded again; calls already in finish.
 
         Raises:
             UnknownModel: it is not served.
@@ -299,38 +317,39 @@ class Models:
         """
         self.check_loaded()
         async with self.changing:
-            model = self.get(name)
+            self.get(name)
+            versions = [model.version for model in self.versions_of(name)]
             self._withdrawn.add(name)
-            del self._models[name]
+            del self._served[name]
             self.changes += 1
-            event("withdrawn", model=name, version=model.version)
+            for version in versions:
+                event("withdrawn", model=name, version=version)
 
     async def index(self) -> list[Listed]:
         """
-        List what is served, what is known to be broken, and the highest version of the rest.
+        List every version that is served or in the repository.
 
         Raises:
             NotReady: the models are still being loaded.
         """
         self.check_loaded()
         try:
-            published = (await asyncio.to_thread(self._repository.contents)).versions
+            present = (await asyncio.to_thread(self._repository.contents)).versions
         except OSError:
-            published = {}
-        listed: dict[tuple[str, int], str | None] = {
-            (name, versions[-1]): "unloaded" if name in self._withdrawn else "not loaded"
-            for name, versions in published.items()
-            if name not in self._models
-        }
-        broken = self._repository.problems()
-        listed |= {key: why for key, why in broken.items() if key[1] in published.get(key[0], ())}
-        listed |= {(model.name, model.version): model.problem for model in self}
-        return [Listed(*key, problem) for key, problem in sorted(listed.items())]
+            present = {}
+        served = {name: self.versions_of(name) for name in self._served}
+        problems = self._repository.problems()
+        return index_of(present, served, self._withdrawn, problems, self._versions_kept)
 
     @property
     def broken(self) -> list[str]:
-        """Name the versions in the repository that cannot be served: `<name>/<version>`."""
-        return [f"{name}/{version}" for name, version in sorted(self._repository.problems())]
+        """
+        Name what is in the repository and cannot be served: `<name>/<version>`.
+
+        A name alone = its directory could not be looked into.
+        """
+        versions = [f"{name}/{version}" for name, version in sorted(self._repository.problems())]
+        return [*versions, *self._repository.unreadable]
 
     def _made(self, path: Path) -> Model:
         """
@@ -361,40 +380,21 @@ class Models:
         for model in self:
             await model.batcher.close()
 
+    def _label(self, model: Model) -> str:
+        """Name a model in a message: with its version where it is not the default one."""
+        is_default = self._served[model.name][None] is model
+        return model.name if is_default else f"{model.name}/{model.version}"
+
     def _listed(self) -> str:
-        names = ", ".join(sorted(self._models))
+        names = ", ".join(sorted(self._served))
         return f"one of {names}" if names else "one to be loaded first"
-
-
-def loader(
-    *,
-    provider: Provider,
-    threads: int,
-    concurrent_runs: int,
-    batcher_of: Callable[[str, Engine], Batcher],
-) -> Callable[[Path], Model]:
-    """Return what makes a model of an artifact's directory `<repository>/<name>/<version>`."""
-
-    def load(path: Path) -> Model:
-        artifact = read_artifact(path)
-        manifest = artifact.manifest
-        if (manifest.name, str(manifest.version)) != (path.parent.name, path.name):
-            raise ArtifactUnreadable(
-                f"{path}: its manifest is of {manifest.name} version {manifest.version}"
-            )
-        engine = OnnxEngine(
-            artifact.graph,
-            manifest.layer,
-            provider=provider,
-            threads=threads,
-            concurrent_runs=concurrent_runs,
-        )
-        # The bytes of the graph and the weights go with `artifact`: the engine has its own.
-        return Model(manifest, artifact.golden, engine, batcher_of(manifest.name, engine))
-
-    return load
 
 
 def _shown(name: str) -> str:
     """Show a caller's name without letting it flood or garble a message."""
     return repr(name[:64])
+
+
+def _by_version(models: Sequence[Model]) -> dict[str | None, Model]:
+    """Return models of one name, the highest version first, as `Models` looks them up."""
+    return {None: models[0]} | {str(model.version): model for model in models}

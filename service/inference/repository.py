@@ -1,14 +1,13 @@
 """
-What a repository holds, and which version of each artifact is the best that can be served.
+What a repository holds, and what is known of the versions in it: broken, gone, changed.
 
-Knows directories and the state of their files, not what loads them: the decisions are
-here, `Models` carries them out.
+Knows directories and the state of their files, not what loads them.
 """
 
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -64,21 +63,60 @@ class _Broken:
     """The problem that the log already has."""
 
 
+@dataclass(frozen=True)
+class _Read:
+    """What the files of a version were like just before it was loaded."""
+
+    state: State | None
+    """None = they had just changed, or could not be looked at."""
+    written: dict[str, tuple[int, int]]
+    """Size in bytes and mtime in ns of each."""
+
+
 class Repository:
     """
-    A repository, and what is known to be wrong with some of its versions.
+    A repository, and what is known of its versions.
 
-    For one thread at a time; only `problems` may be read from another meanwhile.
+    For one thread at a time; only `problems` and `unreadable` may be read from another
+    meanwhile.
     """
 
     def __init__(self, path: Path, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.path = path
         self._clock_ns = clock_ns
+        self.unreadable: Mapping[str, str] = {}
+        """By name, why the last look could not look into its directory."""
         self._broken: dict[tuple[str, int], _Broken] = {}
-        self._missing: set[str] = set()
-        """What is served on though its version is not in the repository any more."""
+        self._read: dict[tuple[str, int], _Read] = {}
+        """Of each version that is served."""
+        self._missing: set[tuple[str, int]] = set()
+        """What is served on though it is not in the repository any more, as the log has it."""
+        self._changed: set[tuple[str, int]] = set()
+        """What is served though its files are others by now, as the log has it."""
         self._look_problem: str | None = None
         """What was wrong with the last look, as the log has it."""
+
+    def first_look(self) -> Found:
+        """
+        Return what is there now, for a start.
+
+        Raises:
+            ArtifactUnreadable: it is no directory, not open to us, or empty.
+        """
+        try:
+            if not self.path.is_dir():
+                raise ArtifactUnreadable(f"{self.path}: no such repository directory")
+            found = self.look()
+        except OSError as error:
+            raise ArtifactUnreadable(described(error)) from error
+        if not found.versions and not found.unreadable:
+            raise ArtifactUnreadable(
+                f"{self.path}: no artifact in it; publish one:"
+                " python -m export --name mha --embed-dim 768 --num-heads 12;"
+                " for a container, mount what is published:"
+                ' docker run -v "$PWD/artifacts:/artifacts:ro" ...'
+            )
+        return found
 
     def look(self) -> Found:
         """
@@ -88,6 +126,7 @@ class Repository:
             OSError: the repository cannot be listed.
         """
         found = self.contents()
+        self.unreadable = found.unreadable
         for name, version in list(self._broken):
             if version not in found.versions.get(name, ()) and name not in found.unreadable:
                 del self._broken[name, version]
@@ -106,29 +145,63 @@ class Repository:
         self._look_problem = problem
 
     def note_served(
-        self, name: str, version: int, present: Iterable[int], better: int | None
+        self, name: str, before: Sequence[int], served: Sequence[int], present: Collection[int]
     ) -> None:
         """
-        Log, once, that the served version is not there any more.
+        Log, once, which versions were taken away, and whose files are not those that were read.
 
-        `better` is what is served in its place; None = it is served on.
+        `before` and `served` are the versions of `name` that were served before a look and
+        are now, the default first; `present` are those that are in the repository.
         """
-        if version in present:
-            self._missing.discard(name)
-            return
-        if better is None and name in self._missing:
+        for version in before:
+            if version not in present:
+                self._note_gone(name, version, served)
+        for version in served:
+            if version in present:
+                self._missing.discard((name, version))
+                self._note_change(name, version)
+        over = {(name, version) for version in before if version not in served}
+        self._missing -= over
+        self._changed -= over
+        for key in over:
+            self._read.pop(key, None)
+
+    def _note_gone(self, name: str, version: int, served: Sequence[int]) -> None:
+        """Log that a version is not there any more: it is served no longer, or for want of any."""
+        is_served_on = version in served
+        if is_served_on and (name, version) in self._missing:
             return
         event(
             "gone from the repository",
-            level=logging.WARNING if better is None else logging.INFO,
+            level=logging.WARNING if is_served_on else logging.INFO,
             model=name,
             version=version,
-            served=better or version,
+            served=version if is_served_on else served[0],
         )
-        if better is None:
-            self._missing.add(name)
-        else:
-            self._missing.discard(name)
+        if is_served_on:
+            self._missing.add((name, version))
+
+    def _note_change(self, name: str, version: int) -> None:
+        """
+        Log that the files of a version that is served were written since they were read.
+
+        Sizes and times tell: no file is read.
+        """
+        written = _written(self._path(name, version))
+        if written is None:
+            return  # it cannot be looked into just now
+        if written.items() >= self._read[name, version].written.items():
+            self._changed.discard((name, version))
+        elif (name, version) not in self._changed:
+            self._changed.add((name, version))
+            event(
+                "files of a served version changed",
+                level=logging.WARNING,
+                model=name,
+                version=version,
+                problem=f"the files of {name}/{version} changed since they were read; what was"
+                " read is served on: publish another layer as another version",
+            )
 
     def contents(self) -> Found:
         """
@@ -150,30 +223,31 @@ class Repository:
                 versions[name] = tuple(published)
         return Found(versions, unreadable)
 
-    def best(
-        self, name: str, present: Iterable[int], served: int | None, load: Callable[[Path], _T]
-    ) -> _T | None:
-        """
-        Return the best version of `name` that is not served yet, loaded; None = there is none.
+    def loaded(self, name: str, version: int, load: Callable[[Path], _T]) -> _T:
+        """Return a version as `load` makes it of its directory, and remember its files."""
+        path = self._path(name, version)
+        read = _Read(self.state(name, version), _written(path) or {})
+        loaded = load(path)
+        self._read[name, version] = read
+        self._broken.pop((name, version), None)
+        return loaded
 
-        Versions that failed before are left out until their files change, unless it was not
-        the files that failed.  `served` is the version that is served and answers right.
-        `load` raises `Unservable` or `StartRefused` for a version that cannot be served; any
-        other exception counts as the same.
+    def attempt(self, name: str, version: int, load: Callable[[Path], _T]) -> _T | None:
         """
-        for version in candidates(present, served):
-            path = self._path(name, version)
-            state = self.state(name, version)
-            if self._failed_like_this(name, version, state):
-                continue
-            try:
-                loaded = load(path)
-            except Exception as error:  # whatever it is, the next version must be tried
-                self.note_broken(name, version, state if _is_of_files(error) else None, error)
-            else:
-                self._broken.pop((name, version), None)
-                return loaded
-        return None
+        Return a version as `load` makes it; None = it cannot be served, which the log has.
+
+        One that failed before is left alone until its files change, unless it was not the
+        files that failed.  `load` raises `Unservable` or `StartRefused` for a version that
+        cannot be served; any other exception counts as the same.
+        """
+        state = self.state(name, version)
+        if self._failed_like_this(name, version, state):
+            return None
+        try:
+            return self.loaded(name, version, load)
+        except Exception as error:  # whatever it is, the next version must be tried
+            self._note_broken(name, version, state if _is_of_files(error) else None, error)
+            return None
 
     def state(self, name: str, version: int) -> State | None:
         """Return the state of a version's files; None = it could change without showing."""
@@ -184,41 +258,46 @@ class Repository:
         newest_ns = max(changed_ns for *_, changed_ns in state)
         return None if abs(self._clock_ns() - newest_ns) < _FRESH_NS else state
 
-    def note_broken(
-        self,
-        name: str,
-        version: int,
-        state: State | None,
-        error: Exception,
-        *,
-        is_logged: bool = False,
-    ) -> None:
+    def note_wrong(self, name: str, version: int, problem: str) -> None:
+        """Remember that a version that was loaded answers wrong; whoever calls this logs it."""
+        error = Unservable(f"{name}/{version}: {problem}")
+        broken = self._remember(name, version, self._read[name, version].state, error)
+        broken.logged = broken.problem
+
+    def _note_broken(self, name: str, version: int, state: State | None, error: Exception) -> None:
         """
         Remember that a version cannot be served, and log it.
 
         A version that fails again while its files keep changing, as while it is copied,
-        is logged once more at most: when it has come to rest.  One that `is_logged`
-        already is not.
+        is logged once more at most: when it has come to rest.
         """
+        broken = self._remember(name, version, state, error)
+        if broken.logged is None:
+            self._log(name, version, broken)
+
+    def _remember(self, name: str, version: int, state: State | None, error: Exception) -> _Broken:
         broken = self._broken.get((name, version))
         if broken is None:
             broken = self._broken[name, version] = _Broken(state, "", "")
         broken.state, broken.problem = state, described(error)
         broken.reason = self._reason(error)
-        if is_logged:
-            broken.logged = broken.problem
-        elif broken.logged is None:
-            self._log(name, version, broken)
+        return broken
 
     def retry(self, name: str | None = None) -> None:
-        """Let all broken versions, or those of one name, be tried and logged again."""
+        """Let what is wrong, with all versions or those of one name, be tried and logged again."""
         for (broken_name, _), broken in self._broken.items():
             if name in (None, broken_name):
                 broken.state = broken.logged = None
+        self._changed = {key for key in self._changed if name not in (None, key[0])}
 
     def problems(self) -> dict[tuple[str, int], str]:
         """Return why versions cannot be served, by name and version, in words for callers."""
         return {key: broken.reason for key, broken in dict(self._broken).items()}
+
+    def first_problem(self) -> str | None:
+        """Return, for an operator, one of the things that are wrong; None = nothing is."""
+        problems = [broken.problem for broken in self._broken.values()]
+        return next(iter([*problems, *self.unreadable.values()]), None)
 
     def _path(self, name: str, version: int) -> Path:
         return self.path / name / str(version)
@@ -247,17 +326,13 @@ class Repository:
         return _UNNAMED
 
 
-def candidates(present: Iterable[int], served: int | None) -> Iterator[int]:
-    """
-    Give the versions that are better to serve than what is served, best first.
-
-    The best is the highest that is there: where the served one is not there any more,
-    every other is better.
-    """
-    for version in sorted(present, reverse=True):
-        if version == served:
-            return
-        yield version
+def _written(directory: Path) -> dict[str, tuple[int, int]] | None:
+    """Return size and mtime of each file, by name; None = it cannot be looked into."""
+    try:
+        entries = list(_entries(directory))
+    except OSError:
+        return None
+    return {name: (size, mtime_ns) for name, _, size, mtime_ns, _ in entries if name}
 
 
 def _entries(directory: Path) -> Iterator[tuple[str, int, int, int, int]]:

@@ -178,7 +178,7 @@ class Metrics(Collector):
 
 
 class ModelMetrics:
-    """One model's calls, queue and runs; see `batcher.Observer`."""
+    """One model's calls, queues and runs, of all its versions together."""
 
     def __init__(self) -> None:
         self.stages = {stage: Histogram(_SECONDS) for stage in STAGES}
@@ -198,9 +198,9 @@ class ModelMetrics:
         for stage, seconds in stages.items():
             self.stages[stage].add(seconds)
 
-    def on_queue_change(self, calls: int, tokens: int) -> None:
-        """So many calls and tokens are in the queue or in the engine."""
-        self.queue_calls, self.queue_tokens = calls, tokens
+    def queue(self) -> "QueueMetrics":
+        """Return what one more queue of this model reports to: each version has its own."""
+        return QueueMetrics(self)
 
     def on_run(self, run: Run) -> None:
         """The engine has run."""
@@ -214,6 +214,22 @@ class ModelMetrics:
     def on_drop(self, where: Literal["queued", "running"]) -> None:
         """A call's caller left, or its time limit passed, while it was there."""
         self.cancelled[where] += 1
+
+
+class QueueMetrics:
+    """One queue of a model; see `batcher.Observer`."""
+
+    def __init__(self, model: ModelMetrics) -> None:
+        self.on_run = model.on_run
+        self.on_drop = model.on_drop
+        self._model = model
+        self._calls = self._tokens = 0
+
+    def on_queue_change(self, calls: int, tokens: int) -> None:
+        """So many calls and tokens are in this queue or its engine."""
+        self._model.queue_calls += calls - self._calls
+        self._model.queue_tokens += tokens - self._tokens
+        self._calls, self._tokens = calls, tokens
 
 
 def _histogram(name: str, documentation: str) -> HistogramMetricFamily:

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from export.formula import Formula
 from service.contract import LayerConfig
+from tests.support.versions import factor_of
 
 CONFIGS = {
     "mha": LayerConfig(embed_dim=24, num_heads=3),
@@ -37,9 +38,11 @@ class Layers:
         """Return the directory of one artifact."""
         return self.repository / name / "1"
 
-    def formula(self, name: str) -> Formula:
-        """Return the float64 oracle with the weights of one layer."""
-        return Formula(load_file(self._state(name)), CONFIGS[name].num_heads)
+    def formula(self, name: str, version: int = 1) -> Formula:
+        """Return the float64 oracle with the weights of one layer: see `publish_version`."""
+        state = load_file(self._state(name))
+        scaled = {key: tensor * factor_of(version) for key, tensor in state.items()}
+        return Formula(scaled, CONFIGS[name].num_heads)
 
     def publish(self) -> None:
         """Publish every layer, and keep its PyTorch state dict beside the repository."""

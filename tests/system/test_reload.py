@@ -45,6 +45,7 @@ def version_of(server: Server) -> int:
     return int(server.post("/v1/attention", json=GOOD).json()["version"])
 
 
+@pytest.mark.fault("C4")
 def test_reload_on_sighup_serves_the_newer_version_without_losing_a_call(repository: Path) -> None:
     """Calls are answered by the old version or the new one, each of them."""
     with Server(repository) as server:
@@ -132,6 +133,7 @@ def finish_copy(path: Path) -> None:
         shutil.copyfile(path.parent / "1" / name, path / name)
 
 
+@pytest.mark.fault("C2")
 def test_reload_by_polling_goes_on_after_the_repository_was_away(repository: Path) -> None:
     """One line says that it is away, one that it is back; what was served is served throughout."""
     with Server(repository, repository_poll_s=0.05) as server:
@@ -148,6 +150,7 @@ def test_reload_by_polling_goes_on_after_the_repository_was_away(repository: Pat
     assert "Traceback" not in log
 
 
+@pytest.mark.fault("C2")
 def test_reload_on_sighup_of_a_repository_that_is_away_is_one_line(repository: Path) -> None:
     """And the next one looks again."""
     with Server(repository) as server:
@@ -164,6 +167,7 @@ def test_reload_on_sighup_of_a_repository_that_is_away_is_one_line(repository: P
     assert "Traceback" not in log
 
 
+@pytest.mark.fault("C2b")
 def test_reload_by_polling_takes_up_a_version_once_it_is_whole(repository: Path) -> None:
     """A copy is not atomic; that it was looked at too early is not held against it."""
     with Server(repository, repository_poll_s=0.05) as server:
@@ -177,6 +181,7 @@ def test_reload_by_polling_takes_up_a_version_once_it_is_whole(repository: Path)
     assert log.count('"message":"not reloaded"') == 1
 
 
+@pytest.mark.fault("C2b")
 @pytest.mark.parametrize("by_polling", [True, False])
 def test_reload_serves_the_best_good_version_and_names_the_broken_one(
     repository: Path, by_polling: bool
@@ -198,12 +203,15 @@ def test_reload_serves_the_best_good_version_and_names_the_broken_one(
 
     rows = [(row["version"], row["state"], row["reason"]) for row in index if row["name"] == "tiny"]
     assert rows == [
+        ("1", "UNAVAILABLE", "not served: higher versions are"),
+        ("2", "UNAVAILABLE", "not served: higher versions are"),
         ("3", "READY", ""),
         ("4", "UNAVAILABLE", "tiny/4/layer.weights: expected 1152 bytes, found 0"),
     ]
     assert (ready.status_code, ready.json()) == (200, {"ready": True, "broken": ["tiny/4"]})
 
 
+@pytest.mark.fault("C3")
 @pytest.mark.parametrize("how", ["polling", "SIGHUP", "load"])
 def test_reload_goes_back_when_a_version_is_taken_away(repository: Path, how: str) -> None:
     """The way back from a bad version is to remove it."""
@@ -242,6 +250,7 @@ def test_load_of_a_broken_version_serves_the_best_other_one_and_says_so(reposito
     assert (version, mended.status_code, mended_version) == (2, 200, 3)
 
 
+@pytest.mark.fault("C6")
 def test_start_on_a_broken_highest_version_ends_though_a_lower_one_is_good(
     repository: Path,
 ) -> None:

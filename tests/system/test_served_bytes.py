@@ -66,6 +66,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
+@pytest.mark.fault("C1")
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_server_whose_files_change_answers_the_same_to_the_bit(
     repository: Path, damage: Callable[[Path], object]
@@ -81,6 +82,7 @@ def test_server_whose_files_change_answers_the_same_to_the_bit(
         assert server.get("/v2/health/ready").status_code == 200
 
 
+@pytest.mark.fault("C1")
 def test_server_holds_no_file_of_the_repository(repository: Path) -> None:
     """Nothing of it is mapped or open, so that nothing done to it can be felt."""
     with Server(repository) as server:
@@ -124,6 +126,7 @@ def test_engine_has_copies_of_all_weights(layers: Layers, name: str) -> None:
     assert outputs(OnnxEngine(graph, layer, threads=2, concurrent_runs=2), layer) == before
 
 
+@pytest.mark.fault("C1")
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_artifact_that_was_read_is_not_changed_by_its_files(
     repository: Path, damage: Callable[[Path], object]

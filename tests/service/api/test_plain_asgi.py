@@ -227,7 +227,7 @@ class Bench:
             engine,
             QueueLimits(8, 1024, LIMIT_S),
             BatchLimits(1024, 2**20, 0.0),
-            server.metrics.of_model("tiny"),
+            server.metrics.of_model("tiny").queue(),
             inline_s=0,
         )
         return cls(server, create_app(server, refuse=lambda _: None), engine, log)

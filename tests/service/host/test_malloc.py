@@ -1,6 +1,8 @@
 """What the C library keeps."""
 
+import itertools
 import platform
+import re
 from pathlib import Path
 
 import numpy as np
@@ -51,3 +53,25 @@ def test_server_that_rests_gives_memory_back(layers: Layers) -> None:
         worked = resident_mb()
         assert worked > before + 40
         until(lambda: resident_mb() < before + (worked - before) / 2)
+
+
+HEAP_BYTES = 64 * 2**20
+"""What glibc reserves for the arena of a thread, at a multiple of it."""
+
+
+@pytest.mark.fault("A9")
+def test_server_has_one_arena_for_all_its_threads(layers: Layers) -> None:
+    """What one thread freed is there for all, and is given back: other arenas keep their top."""
+    with Server(layers.repository) as server:
+        server.get("/v1/models")
+        maps = Path(f"/proc/{server.process.pid}/maps").read_text().splitlines()
+
+    regions = [re.match(r"(\w+)-(\w+) (\S+) \S+ \S+ 0\s*$", line) for line in maps]
+    arenas = [
+        (used[0], rest[0])
+        for used, rest in itertools.pairwise(regions)
+        if used is not None and rest is not None and (used[3], rest[3]) == ("rw-p", "---p")
+        if used[2] == rest[1] and int(rest[2], 16) - int(used[1], 16) == HEAP_BYTES
+        if int(used[1], 16) % HEAP_BYTES == 0
+    ]
+    assert arenas == []

@@ -2,9 +2,12 @@
 
 import asyncio
 import math
+import threading
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from service.errors import DeadlineExceeded, Draining, InferenceFailed, QueueFull
 from service.inference.batcher import Batcher
@@ -12,7 +15,7 @@ from service.inference.batches import BatchLimits
 from service.inference.calls import Answer, Call, Inputs
 from service.inference.engine import Engine
 from service.inference.schedule import QueueLimits
-from tests.support.doubles import HeldEngine, PromptEngine, RecordingObserver
+from tests.support.doubles import HeldEngine, PromptEngine, RaisingEngine, RecordingObserver
 
 
 def make(
@@ -366,18 +369,89 @@ def test_rows_of_one_call_in_concurrent_runs_come_back_in_one_answer() -> None:
     assert asyncio.run(scenario()).output.ravel().tolist() == list(range(400))
 
 
-def test_run_that_fails_unexpectedly_leaves_its_thread_usable() -> None:
-    """Its own call gets the error; the next one is served."""
+def exception_classes() -> list[type[BaseException]]:
+    """Return every class of exception that Python and Headwise have, those of asyncio included."""
+    found: dict[type[BaseException], None] = {}
+    waiting: list[type[BaseException]] = [BaseException]
+    while waiting:
+        kind = waiting.pop()
+        if kind.__module__.split(".")[0] in ("builtins", "asyncio", "service", "concurrent"):
+            found[kind] = None
+        waiting += kind.__subclasses__()
+    return sorted(found, key=lambda kind: kind.__qualname__)
 
-    async def scenario() -> Answer:
-        batcher = make(PromptEngine())
-        with pytest.raises(MemoryError):
-            await batcher.submit(call(-1))
-        answer = await batcher.submit(call(1))
+
+def raised(kind: type[BaseException]) -> BaseException:
+    """Return an instance without what its constructor may ask for; groups are never empty."""
+    group = ("", [KeyError()]) if issubclass(kind, BaseExceptionGroup) else ()
+    return kind.__new__(kind, *group)
+
+
+CLASSES = exception_classes()
+
+
+@pytest.mark.fault("C5")
+@given(kind=st.sampled_from(CLASSES), sharing=st.integers(1, 3), inline=st.booleans())
+@example(kind=StopIteration, sharing=2, inline=False)
+@example(kind=StopIteration, sharing=2, inline=True)
+@example(kind=SystemExit, sharing=1, inline=True)
+@example(kind=KeyboardInterrupt, sharing=1, inline=False)
+@example(kind=GeneratorExit, sharing=1, inline=False)
+@example(kind=asyncio.CancelledError, sharing=3, inline=True)
+@example(kind=MemoryError, sharing=1, inline=False)
+@settings(max_examples=60)
+def test_run_that_raises_anything_fails_its_own_calls_and_no_other(
+    kind: type[BaseException], sharing: int, inline: bool
+) -> None:
+    """Each of them has the cause; the loop, the threads and the calls beside it go on."""
+
+    async def scenario() -> list[Answer | BaseException]:
+        engine = RaisingEngine(lambda: raised(kind))
+        batcher = make(engine, max_batch_tokens=8, inline_s=1e9 if inline else 0.0)
+        before = await batcher.submit(call(0))
+        wrong = [call(-1, rows=2) for _ in range(sharing)]
+        run = start(batcher, *wrong, call(1, weights=True))  # weights: a run of its own
+        failed = await asyncio.gather(*run, return_exceptions=True)
+        after = await batcher.submit(call(2))
         await batcher.close()
-        return answer
+        return [before, *failed, after]
 
-    assert asyncio.run(scenario()).output.item() == 1
+    before, *failed, beside, after = asyncio.run(asyncio.wait_for(scenario(), 60))
+
+    assert [a.output.item() for a in (before, beside, after) if isinstance(a, Answer)] == [0, 1, 2]
+    assert len(failed) == sharing
+    for failure in failed:
+        assert isinstance(failure, InferenceFailed)
+        cause = failure if kind is InferenceFailed else failure.__cause__
+        assert type(cause) is kind
+
+
+@pytest.mark.fault("C5")
+def test_run_for_which_no_thread_starts_fails_its_own_calls_and_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A limit of processes or of memory is no reason to hang, nor to lose a place for good."""
+
+    async def scenario() -> list[Answer | BaseException]:
+        batcher = make(PromptEngine(concurrent_runs=2))
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", refused)
+            failed = await asyncio.gather(
+                *start(batcher, *(call(mark) for mark in range(5))), return_exceptions=True
+            )
+        later = await asyncio.gather(*start(batcher, *(call(mark) for mark in range(5))))
+        await batcher.close()
+        return [*failed, *later]
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    outcomes = asyncio.run(asyncio.wait_for(scenario(), 60))
+
+    assert {type(outcome) for outcome in outcomes[:5]} == {InferenceFailed}
+    causes = [outcome.__cause__ for outcome in outcomes if isinstance(outcome, InferenceFailed)]
+    assert {str(cause) for cause in causes} == {"can't start new thread"}
+    assert [a.output.item() for a in outcomes if isinstance(a, Answer)] == [0, 1, 2, 3, 4]
 
 
 def test_call_past_its_deadline_at_dispatch_is_not_run() -> None:

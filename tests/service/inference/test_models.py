@@ -24,7 +24,8 @@ from service.inference.batcher import Batcher
 from service.inference.batches import BatchLimits
 from service.inference.calls import Call, Floats, Inputs, Outputs
 from service.inference.engine import Engine, Provider, Stop
-from service.inference.models import Model, Models, loader
+from service.inference.model import Model, loader
+from service.inference.models import Models
 from service.inference.schedule import QueueLimits
 from service.telemetry.metrics import Metrics
 from tests.support.layers import Layers
@@ -34,7 +35,7 @@ from tests.support.server import until
 def batcher_of(name: str, engine: Engine) -> Batcher:
     """Return a queue that these tests never fill."""
     return Batcher(
-        engine, QueueLimits(1, 1, 1.0), BatchLimits(1, 1, 0.25), Metrics().of_model(name)
+        engine, QueueLimits(1, 1, 1.0), BatchLimits(1, 1, 0.25), Metrics().of_model(name).queue()
     )
 
 
@@ -204,32 +205,44 @@ def engine_threads() -> int:
     return sum(thread.name.startswith("engine") for thread in threading.enumerate())
 
 
-def test_replaced_model_is_freed_when_its_last_call_is_answered(repository: Path) -> None:
+@pytest.mark.fault("A9", "C4")
+@pytest.mark.parametrize("versions_kept", [1, 2])
+def test_replaced_model_is_freed_when_its_last_call_is_answered(
+    repository: Path, versions_kept: int
+) -> None:
     """Engine, queue and threads go at once: no deadline and no collector is waited for."""
 
     def roomy(name: str, engine: Engine) -> Batcher:
         queue, run = QueueLimits(99, 99999, 3600), BatchLimits(64, 99999, 0.25)
-        return Batcher(engine, queue, run, Metrics().of_model(name), inline_s=0.0)
+        return Batcher(engine, queue, run, Metrics().of_model(name).queue(), inline_s=0.0)
 
     async def reload_under_calls() -> list[weakref.ref[object]]:
         models = Models(
-            loader(provider="cpu", threads=2, concurrent_runs=2, batcher_of=roomy), repository
+            loader(provider="cpu", threads=2, concurrent_runs=2, batcher_of=roomy),
+            repository,
+            versions_kept=versions_kept,
         )
         models.load_all()
         models.warm_up()
         freed: list[weakref.ref[object]] = []
         for version in range(2, 10):
-            old = models.get("tiny")
-            freed += [weakref.ref(part) for part in (old, old.engine, old.batcher)]
-            calls = [asyncio.create_task(call(old, rows)) for rows in range(1, 9)]
-            del old
+            served = models.versions_of("tiny")
+            freed += [
+                weakref.ref(part)
+                for old in served[versions_kept - 1 :]  # it is replaced
+                for part in (old, old.engine, old.batcher)
+            ]
+            calls = [asyncio.create_task(call(old, rows)) for rows in range(1, 9) for old in served]
+            del served
             copy_version(repository, version)
             await models.refresh(retry=False)
-            assert models.get("tiny").version == version
+            assert [model.version for model in models.versions_of("tiny")][:2] == list(
+                range(version, max(0, version - versions_kept), -1)
+            )
             await asyncio.gather(*calls)
             del calls
             await asyncio.sleep(0)
-        # The last one was not called yet, and no other is left.
+        await models.unload("tiny")
         until(lambda: engine_threads() == before)
         return freed
 
@@ -241,7 +254,7 @@ def test_replaced_model_is_freed_when_its_last_call_is_answered(repository: Path
     finally:
         gc.enable()
 
-    assert [ref() for ref in freed] == [None] * 24
+    assert [ref() for ref in freed] == [None] * 3 * (9 - versions_kept)
 
 
 def copy_version(repository: Path, version: int) -> None:

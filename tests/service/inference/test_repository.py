@@ -15,9 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.errors import ArtifactUnreadable
-from service.inference.models import Model, Models
-from service.inference.repository import Repository, Unservable, candidates
+from service.errors import ArtifactUnreadable, NotReady, UnknownModel
+from service.inference.model import Model
+from service.inference.models import Models
+from service.inference.repository import Repository, Unservable
 
 WHOLE = b"0123456789"
 FILES = ("manifest", "weights")
@@ -138,8 +139,21 @@ events = st.tuples(
 
 
 def served(models: Models) -> dict[str, int]:
-    """Return the version of each model that is served."""
-    return {model.name: model.version for model in models}
+    """Return the version of each model that answers where none is named."""
+    return {model.name: models.get(model.name).version for model in models}
+
+
+def kept(models: Models, name: str) -> list[int]:
+    """Return the versions of a name that are served, the highest first."""
+    return [model.version for model in models.versions_of(name)]
+
+
+def callable_as(models: Models, name: str, version: str) -> bool:
+    """Say whether a call of that version finds it, and no other."""
+    try:
+        return str(models.get(name, version).version) == version
+    except UnknownModel:
+        return False
 
 
 def look(models: Models, *, retry: bool = False) -> None:
@@ -147,18 +161,24 @@ def look(models: Models, *, retry: bool = False) -> None:
     asyncio.run(models.refresh(retry=retry))
 
 
-@given(st.lists(events, max_size=12), st.booleans())
-@example([(Disk.copy, "a", 2, True), (Disk.finish, "a", 2, False)], False)
-@example([(Disk.copy, "a", 3, True), (Disk.publish, "a", 2, True)], False)
-@example([(Disk.publish, "a", 2, True), (Disk.remove, "a", 2, False)], True)
-@settings(max_examples=150, deadline=None)
-def test_looks_after_anything_serve_the_best_version_that_is_there(
-    happening: list[tuple[Callable[[Disk, str, int], None], str, int, bool]], retry: bool
+@pytest.mark.fault("C2", "C2b", "C3")
+@given(st.lists(events, max_size=12), st.booleans(), st.integers(1, 3))
+@example([(Disk.copy, "a", 2, True), (Disk.finish, "a", 2, False)], False, 1)
+@example([(Disk.copy, "a", 3, True), (Disk.publish, "a", 2, True)], False, 1)
+@example([(Disk.publish, "a", 2, True), (Disk.remove, "a", 2, False)], True, 1)
+@example([(Disk.publish, "a", 2, True), (Disk.remove_name, "a", 1, False)], False, 2)
+@example([(Disk.publish, "a", 3, True), (Disk.publish, "a", 2, False)], False, 2)
+@example([(Disk.publish, "a", 2, True), (Disk.remove, "a", 1, True)], False, 2)
+@settings(max_examples=200, deadline=None)
+def test_looks_after_anything_serve_the_best_versions_that_are_there(
+    happening: list[tuple[Callable[[Disk, str, int], None], str, int, bool]],
+    retry: bool,
+    versions_kept: int,
 ) -> None:
-    """The highest that is whole or served already; else what was served stays."""
+    """The highest that are whole or served already; where there are none, what was served stays."""
     with tempfile.TemporaryDirectory() as root:
         disk = Disk(Path(root))
-        models = Models(load, disk.path)
+        models = Models(load, disk.path, versions_kept=versions_kept)
         models.load_all()
         models.warm_up()
         for event, name, number, then_looks in happening:
@@ -168,26 +188,19 @@ def test_looks_after_anything_serve_the_best_version_that_is_there(
                 (disk.root / "away").rename(disk.path)
             if then_looks:
                 look(models, retry=retry)
-        before = served(models)
+        before = {name: kept(models, name) for name in NAMES}
 
         look(models, retry=retry)
         look(models, retry=retry)
 
         for name in NAMES:
-            good = [n for n, is_whole in disk.present(name).items() if is_whole]
-            good += [n for n in disk.present(name) if n == before.get(name)]
-            assert served(models).get(name) == max(good, default=before.get(name))
-
-
-@given(st.sets(st.integers(1, 9)), st.none() | st.integers(1, 9))
-def test_candidates_are_what_is_better_than_the_served_one_best_first(
-    present: set[int], serves: int | None
-) -> None:
-    """Higher ones while it is there; every one when it is not."""
-    found = list(candidates(present, serves))
-
-    assert found == sorted(found, reverse=True)
-    assert set(found) == {n for n in present if serves not in present or n > (serves or 0)}
+            present = disk.present(name)
+            good = {n for n in present if present[n] or n in before[name]}
+            best = sorted(good, reverse=True)[:versions_kept] or before[name]
+            assert kept(models, name) == best
+            assert served(models).get(name) == next(iter(best), None)
+            for version in range(1, 5):
+                assert callable_as(models, name, str(version)) == (version in best)
 
 
 class Loads:
@@ -234,29 +247,30 @@ def test_broken_version_is_tried_again_only_when_its_files_change(
     path = write(tmp_path / "a" / "1")
     repository, loads = Repository(tmp_path, clock_ns=years_later), Loads(Unservable("wrong"))
     for _ in range(3):
-        assert repository.best("a", [1], None, loads) is None
+        assert repository.attempt("a", 1, loads) is None
     assert len(loads.paths) == 1
 
     change(path)
     for _ in range(3):
-        repository.best("a", [1], None, loads)
+        repository.attempt("a", 1, loads)
 
     assert len(loads.paths) == 2
     repository.retry("b")
-    repository.best("a", [1], None, loads)
+    repository.attempt("a", 1, loads)
     assert len(loads.paths) == 2
     repository.retry("a")
-    repository.best("a", [1], None, loads)
+    repository.attempt("a", 1, loads)
     assert len(loads.paths) == 3
 
 
+@pytest.mark.fault("C2b")
 def test_broken_version_that_has_just_changed_is_tried_again(tmp_path: Path) -> None:
     """What is written twice within a tick of the file system's clock shows only once."""
     write(tmp_path / "a" / "1")
     repository, loads = Repository(tmp_path), Loads(Unservable("wrong"))
 
     for _ in range(3):
-        repository.best("a", [1], None, loads)
+        repository.attempt("a", 1, loads)
 
     assert len(loads.paths) == 3
 
@@ -284,12 +298,13 @@ def test_version_that_failed_for_want_of_something_is_tried_again(
         caplog.clear()
 
         for _ in range(3):
-            repository.best("a", [1], None, loads)
+            repository.attempt("a", 1, loads)
 
         assert len(loads.paths) == 3
         assert [record.message for record in caplog.records] == ["not reloaded"]
 
 
+@pytest.mark.fault("C2b")
 def test_version_that_is_being_copied_is_logged_at_its_beginning_and_when_it_rests(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -300,9 +315,9 @@ def test_version_that_is_being_copied_is_logged_at_its_beginning_and_when_it_res
     repository = Repository(tmp_path, clock_ns=years_later)
     for size in range(5):
         (path / "manifest").write_bytes(WHOLE[:size])
-        repository.best("a", [1], None, load)
+        repository.attempt("a", 1, load)
     for _ in range(3):
-        repository.best("a", [1], None, load)
+        repository.attempt("a", 1, load)
 
     problems = [record.__dict__["fields"]["problem"] for record in caplog.records]
 
@@ -319,10 +334,11 @@ def test_reason_that_callers_read_has_no_path_of_the_host(tmp_path: Path) -> Non
         (OSError(f"{tmp_path}/lib.so"), "cannot be loaded; the log says why"),
     ):
         repository = Repository(tmp_path)
-        repository.best("a", [1], None, Loads(failure))
+        repository.attempt("a", 1, Loads(failure))
         assert repository.problems() == {("a", 1): reason}
 
 
+@pytest.mark.fault("C2")
 def test_look_that_fails_is_logged_once_until_it_works_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -347,6 +363,7 @@ def test_look_that_fails_is_logged_once_until_it_works_again(
     assert problem == f"{disk.path}: No such file or directory"
 
 
+@pytest.mark.fault("C2")
 def test_name_that_cannot_be_looked_into_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -376,6 +393,7 @@ def test_name_that_cannot_be_looked_into_hides_no_other(
     ]
 
 
+@pytest.mark.fault("C2")
 def test_look_that_fails_in_an_unforeseen_way_is_logged_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -387,7 +405,7 @@ def test_look_that_fails_in_an_unforeseen_way_is_logged_and_the_next_one_works(
     disk.publish("a", 2)
 
     with monkeypatch.context() as broken:
-        broken.setattr(Repository, "best", lambda *_: 1 / 0)
+        broken.setattr(Repository, "attempt", lambda *_: 1 / 0)
         look(models)
         look(models)
     look(models)
@@ -400,6 +418,7 @@ def test_look_that_fails_in_an_unforeseen_way_is_logged_and_the_next_one_works(
     ]
 
 
+@pytest.mark.fault("C3")
 def test_version_taken_away_is_logged_whether_or_not_another_is_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -424,6 +443,7 @@ def test_version_taken_away_is_logged_whether_or_not_another_is_there(
     assert served(models) == {"a": 1}
 
 
+@pytest.mark.fault("C4")
 def test_look_during_the_first_load_waits_for_it_and_loads_nothing_twice(tmp_path: Path) -> None:
     """Whoever loads first holds the lock that every look takes."""
     disk = Disk(tmp_path)
@@ -445,3 +465,243 @@ def test_look_during_the_first_load_waits_for_it_and_loads_nothing_twice(tmp_pat
     asyncio.run(start())
 
     assert loaded == [disk.version("a", 1)]
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[tuple[str, object, object]]:
+    """Return message, model and version of what was logged."""
+    fields = [record.__dict__["fields"] for record in caplog.records]
+    return [
+        (record.message, of.get("model"), of.get("version"))
+        for record, of in zip(caplog.records, fields, strict=True)
+    ]
+
+
+def test_look_that_was_asked_for_and_changed_nothing_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator who sends SIGHUP reads that it came; a poll every second says nothing."""
+    caplog.set_level(logging.INFO, "headwise")
+    disk = Disk(tmp_path)
+    models = Models(load, disk.path)
+    models.load_all()
+
+    look(models)
+    assert caplog.records == []
+    look(models, retry=True)
+    disk.publish("a", 2)
+    look(models, retry=True)
+
+    assert [record.message for record in caplog.records] == [
+        "looked at the repository: nothing to change",
+        "reloaded",
+    ]
+    assert caplog.records[0].__dict__["fields"] == {"served": ["a/1"]}
+
+
+def empty(path: Path) -> None:
+    """Put an empty directory in a version's place."""
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+WRITES: dict[str, Callable[[Path], object]] = {
+    "grown": lambda path: (path / "weights").write_bytes(WHOLE + b"more"),
+    "rewritten": lambda path: os.utime(path / "weights", ns=(1, 1)),
+    "deleted": lambda path: (path / "weights").unlink(),
+    "emptied": empty,
+}
+UNWRITTEN: dict[str, Callable[[Path], object]] = {
+    "added": lambda path: (path / "notes").write_bytes(b""),
+    "opened": lambda path: (path / "weights").chmod(0o600),
+    "moved": lambda path: path.rename(path.with_name("away")).rename(path),
+    "copied with its times": renew,
+}
+
+
+@pytest.mark.fault("C3")
+@pytest.mark.parametrize("write_it", WRITES.values(), ids=WRITES)
+def test_files_of_a_served_version_that_change_are_named_once(
+    write_it: Callable[[Path], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is reloaded; SIGHUP says it once more, and the next version ends it."""
+    caplog.set_level(logging.INFO, "headwise")
+    disk = Disk(tmp_path)
+    models = Models(load, disk.path)
+    models.load_all()
+    write_it(disk.version("a", 1))
+
+    for _ in range(3):
+        look(models)
+    assert messages(caplog) == [("files of a served version changed", "a", 1)]
+    assert "publish another layer as another version" in str(caplog.records[0].__dict__["fields"])
+    assert kept(models, "a") == [1]
+    look(models, retry=True)
+    assert messages(caplog)[1:] == [
+        ("files of a served version changed", "a", 1),
+        ("looked at the repository: nothing to change", None, None),
+    ]
+    disk.publish("a", 2)
+    look(models)
+    look(models)
+    assert messages(caplog)[3:] == [("reloaded", "a", 2)]
+
+
+@pytest.mark.parametrize("leave_it", UNWRITTEN.values(), ids=UNWRITTEN)
+def test_files_of_a_served_version_that_are_the_same_are_no_news(
+    leave_it: Callable[[Path], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another file beside them, another mode, a way there and back: what was read lies there."""
+    caplog.set_level(logging.INFO, "headwise")
+    disk = Disk(tmp_path)
+    models = Models(load, disk.path)
+    models.load_all()
+    leave_it(disk.version("a", 1))
+
+    look(models)
+
+    assert caplog.records == []
+
+
+@pytest.mark.fault("C3")
+def test_versions_that_come_and_go_are_logged_each_with_what_is_served_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who reads the log knows which versions could be called at any time."""
+    caplog.set_level(logging.INFO, "headwise")
+    disk = Disk(tmp_path)
+    models = Models(load, disk.path, versions_kept=2)
+    models.load_all()
+    for step, version in (
+        (disk.publish, 2),
+        (disk.publish, 3),
+        (disk.remove, 2),
+        (disk.remove_name, 0),
+    ):
+        step("a", version)
+        look(models)
+        look(models)
+
+    lines = [(r.message, r.__dict__["fields"]) for r in caplog.records]
+    assert lines == [
+        ("reloaded", {"model": "a", "version": 2, "served": [2, 1]}),
+        ("reloaded", {"model": "a", "version": 3, "served": [3, 2]}),
+        ("reloaded", {"model": "a", "version": 1, "served": [3, 1]}),
+        ("gone from the repository", {"model": "a", "version": 2, "served": 3}),
+        ("gone from the repository", {"model": "a", "version": 3, "served": 3}),
+        ("gone from the repository", {"model": "a", "version": 1, "served": 1}),
+    ]
+    assert kept(models, "a") == [3, 1]
+
+
+@pytest.mark.fault("C6")
+def test_start_that_skips_serves_all_that_is_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lower version in place of a broken one; names with nothing good are not there."""
+    caplog.set_level(logging.INFO, "headwise")
+    disk = Disk(tmp_path)
+    disk.copy("a", 2)
+    disk.copy("b", 1)
+    disk.copy("mha", 1)
+    with pytest.raises(ArtifactUnreadable, match="weights: b'01234'"):
+        Models(load, disk.path).load_all()
+
+    models = Models(load, disk.path, skip_broken=True)
+    models.load_all()
+    models.warm_up()
+
+    assert (served(models), models.problem) == ({"a": 1}, None)
+    assert models.broken == ["a/2", "b/1", "mha/1"]
+    assert messages(caplog) == [
+        (("not reloaded"), name, n) for name, n in (("a", 2), ("b", 1), ("mha", 1))
+    ]
+    with pytest.raises(NotReady, match="model b: no version of it can be served"):
+        models.get("b")
+    # The default is not silently another layer.
+    with pytest.raises(NotReady, match="model mha: no version of it can be served"):
+        models.get()
+    disk.finish("b", 1)
+    look(models)
+    assert served(models) == {"a": 1, "b": 1}
+
+
+@pytest.mark.fault("C6")
+def test_start_that_skips_with_nothing_good_is_refused(tmp_path: Path) -> None:
+    """It names one of the things that are wrong; the log has them all."""
+    disk = Disk(tmp_path)
+    disk.spoil("a", 1)
+    disk.copy("b", 1)
+
+    with pytest.raises(
+        ArtifactUnreadable, match=r"nothing in it can be served: .*weights: b'"
+    ) as e:
+        Models(load, disk.path, skip_broken=True).load_all()
+
+    assert str(disk.version("a", 1)) in str(e.value)
+    disk.remove_name("b", 1)
+    write(disk.version("b", 1))
+    with pytest.raises(ArtifactUnreadable, match="default model: expected one of a, b, got c"):
+        Models(load, disk.path, skip_broken=True, default="c").load_all()
+    Models(load, disk.path, skip_broken=True, default="a").load_all()
+
+
+@pytest.mark.fault("C6")
+@pytest.mark.parametrize("skips", [False, True])
+def test_start_that_meets_what_nobody_thought_of_ends_or_skips_it(
+    tmp_path: Path, skips: bool
+) -> None:
+    """It does not hang: whatever loading raises is the artifact's failure."""
+    disk = Disk(tmp_path)
+    disk.publish("b", 1)
+
+    def surprising(path: Path) -> Model:
+        if path.parent.name == "b":
+            raise RuntimeError("can't start new thread")
+        return load(path)
+
+    models = Models(surprising, disk.path, skip_broken=skips)
+    if skips:
+        models.load_all()
+        assert served(models) == {"a": 1}
+    else:
+        with pytest.raises(ArtifactUnreadable, match="b/1: RuntimeError: can't start new thread"):
+            models.load_all()
+
+
+@pytest.mark.fault("C6")
+def test_start_that_skips_a_name_that_cannot_be_looked_into_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no version to name then."""
+    disk = Disk(tmp_path)
+    disk.publish("b", 1)
+    iterdir = Path.iterdir
+
+    def refusing(path: Path) -> Iterator[Path]:
+        if path.name == "b":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refusing)
+    with pytest.raises(ArtifactUnreadable, match="b: Permission denied"):
+        Models(load, disk.path).load_all()
+    models = Models(load, disk.path, skip_broken=True)
+    models.load_all()
+
+    assert (served(models), models.broken) == ({"a": 1}, ["b"])
+
+
+@pytest.mark.fault("C3")
+def test_load_of_a_name_that_was_taken_away_says_that_it_is_served_on(tmp_path: Path) -> None:
+    """Whoever asked learns that nothing was loaded, and that calls are still answered."""
+    disk = Disk(tmp_path)
+    models = Models(load, disk.path)
+    models.load_all()
+    disk.remove_name("a", 1)
+
+    with pytest.raises(UnknownModel, match="nothing in the repository is named 'a', which is serv"):
+        asyncio.run(models.load("a"))
+    with pytest.raises(UnknownModel, match=r"nothing in the repository is named 'b'$"):
+        asyncio.run(models.load("b"))
+
+    assert kept(models, "a") == [1]

@@ -326,6 +326,10 @@ def faulty(self, inputs, **options):
         raise InferenceFailed("the runtime refused a batch") from MemoryError("planted cause")
     if inputs.embeddings[0, 0, 0] == 667:
         raise ZeroDivisionError("planted bug")
+    if inputs.embeddings[0, 0, 0] == 668:
+        raise StopIteration("planted end")
+    if inputs.embeddings[0, 0, 0] == 669:
+        raise SystemExit("planted exit")
     return run(self, inputs, **options)
 
 async def index(self):
@@ -343,7 +347,7 @@ sys.exit(main([]))
 
 @pytest.fixture(scope="module")
 def faulty(layers: Layers) -> Iterator[Server]:
-    """Return a server whose engine fails where the first number is 666 or 667."""
+    """Return a server whose engine fails where the first number is 666 to 669."""
     with Server(layers.repository, command=("-c", FAULTY)) as running:
         yield running
 
@@ -351,7 +355,12 @@ def faulty(layers: Layers) -> Iterator[Server]:
 @pytest.mark.fault("C5")
 @pytest.mark.parametrize(
     ("number", "cause"),
-    [(666, "MemoryError: planted cause"), (667, "ZeroDivisionError: planted bug")],
+    [
+        (666, "MemoryError: planted cause"),
+        (667, "ZeroDivisionError: planted bug"),
+        (668, "StopIteration: planted end"),
+        (669, "SystemExit: planted exit"),
+    ],
 )
 @pytest.mark.parametrize("way", ["attention", "infer", "infer, ASGI"])
 def test_failure_has_an_error_line_with_cause_and_id_before_its_own(
