@@ -150,7 +150,7 @@ async def _lifespan(server: Server, refuse: Callable[[StartRefused], None]) -> A
     await asyncio.gather(*tasks, return_exceptions=True)
     await models.close()
     server.offload.close()
-    server.recorder.close()
+    await asyncio.to_thread(server.recorder.close)
 
 
 def _models(settings: Settings, metrics: Metrics) -> Models:
