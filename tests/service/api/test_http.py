@@ -551,6 +551,17 @@ def resident_mb(server: Server) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@pytest.mark.fault("E8b")
+def test_preface_of_http2_is_answered_in_words(server: Server) -> None:
+    """A client of gRPC, or one with prior knowledge of HTTP/2, gets no riddle of the parser's."""
+    with connect(server) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        answer = connection.makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"head: expected a request of HTTP/1.1, got HTTP/2 (as gRPC uses)" in answer
+
+
 def test_client_that_offers_http2_keeps_its_body(server: Server) -> None:
     """Java's client offers it with every first request."""
     content = orjson.dumps(GOOD)
