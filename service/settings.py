@@ -164,8 +164,8 @@ class Settings(BaseModel):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="file of keys, name:key a line; with it, every call but health and metrics"
-        " needs one (Authorization: Bearer KEY, or X-API-Key)",
+        description="file of keys, name:key a line; with it, every call but health, metrics"
+        " and the description of the interface needs one (Authorization: Bearer KEY, or X-API-Key)",
     )
     metrics_need_key: bool = Field(False, description="ask for a key at /metrics, too")
     cors_origins: str | None = Field(

@@ -62,7 +62,7 @@ def check_control(server: Server, what: str) -> None:
         Disabled: the operator has not allowed it; `what` is what was tried.
     """
     if not server.settings.model_control:
-        raise Disabled(f"{what}: switched off; the operator's setting model_control allows it")
+        raise Disabled(f"{what}: switched off; HEADWISE_MODEL_CONTROL=true switches it on")
 
 
 def _members(content: bytes, is_optional: bool) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from service.transport.problems import CLOSE, answer_of
 from service.transport.receiving import joined
 from service.transport.request_head import check_head
 from service.transport.standard_headers import Headers
-from service.transport.tls import speaks_plain_http
+from service.transport.tls import speaks_no_tls
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of a request head, or of what follows a body's last chunk, when it does not come in one read."""
@@ -138,9 +138,9 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(self._output)  # type: ignore[arg-type]
         self._output.begin()
         self.flow = _Flow(self.transport, self.pipeline)
-        if speaks_plain_http(transport):
+        if speaks_no_tls(transport):
             self._end_input(
-                InvalidInput("address: this port speaks HTTPS only; expected https://, got http://")
+                InvalidInput("address: this port speaks HTTPS only; expected https://, got no TLS")
             )
         else:
             self._start_timer()

@@ -14,6 +14,9 @@ _MAX_PASSWORD_BYTES: Final = 1024
 _CLEANSE_PLAINTEXT: Final = 0x2
 """SSL_OP_CLEANSE_PLAINTEXT, which `ssl` does not name: OpenSSL keeps no copy of a request."""
 
+_NO_TLS: Final = ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER")
+"""How OpenSSL names a first record that is none of TLS: some verbs of HTTP, and all else."""
+
 _MISMATCHES: Final = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
 
 
@@ -39,8 +42,8 @@ class _TlsObject(ssl.SSLObject):
     """
     One connection's TLS, which can answer a caller that speaks plain HTTP, but never hear it.
 
-    A handshake that begins with a request in plain HTTP counts as done.  Nothing is read of
-    such a connection, and what is written to it is sent as it is: see `speaks_plain_http`.
+    A handshake that does not begin with a record of TLS counts as done.  Nothing is read of
+    such a connection, and what is written to it is sent as it is: see `speaks_no_tls`.
     """
 
     outgoing: ssl.MemoryBIO
@@ -52,7 +55,7 @@ class _TlsObject(ssl.SSLObject):
         try:
             super().do_handshake()
         except ssl.SSLError as error:
-            if error.reason != "HTTP_REQUEST":
+            if error.reason not in _NO_TLS:
                 raise
             self.is_plain = True
 
@@ -76,8 +79,8 @@ class _TlsObject(ssl.SSLObject):
             super().unwrap()
 
 
-def speaks_plain_http(transport: asyncio.BaseTransport) -> bool:
-    """Return whether this is the connection of a caller that does not know of TLS."""
+def speaks_no_tls(transport: asyncio.BaseTransport) -> bool:
+    """Return whether this is a connection to the TLS port on which no TLS is spoken."""
     tls = transport.get_extra_info("ssl_object")
     return isinstance(tls, _TlsObject) and tls.is_plain
 

@@ -280,20 +280,20 @@ def test_handshakes_that_stall_or_fail_hold_up_nobody_and_do_not_flood_the_log(
 
 
 @pytest.mark.fault("E8b")
-@pytest.mark.parametrize("verb", ["GET", "HEAD", "POST", "PUT"])
+@pytest.mark.parametrize("verb", ["GET", "HEAD", "POST", "DELETE", "OPTIONS"])
 def test_plain_http_on_the_tls_port_is_answered_in_plain_http(secure: Server, verb: str) -> None:
     """Who forgot the s of https reads what to do, and the operator has a line in the log."""
     before = metric(secure, 'headwise_requests_total{route="unmatched",status="400"}')
     plain = HTTPConnection(*address(secure), timeout=30)
 
-    plain.request(verb, "/v1/attention", body=None if verb in ("GET", "HEAD") else b"{}")
+    plain.request(verb, "/v1/attention", body=b"{}" if verb == "POST" else None)
     answer = plain.getresponse()
     body = answer.read()
 
     assert (answer.status, answer.headers["connection"]) == (400, "close")
     if verb != "HEAD":
         assert orjson.loads(body) == {
-            "error": "address: this port speaks HTTPS only; expected https://, got http://",
+            "error": "address: this port speaks HTTPS only; expected https://, got no TLS",
             "code": "invalid_input",
         }
     after = metric(secure, 'headwise_requests_total{route="unmatched",status="400"}')
