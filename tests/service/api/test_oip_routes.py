@@ -455,7 +455,7 @@ def test_load_and_unload_are_switched_off_unless_the_operator_says_otherwise(
 ) -> None:
     """A client may not take a model from the others by default."""
     for path in ("repository/models/tiny/load", "repository/models/tiny/unload", "logging"):
-        check_problem(server.post(f"/v2/{path}"), 403, "disabled", "model_control")
+        check_problem(server.post(f"/v2/{path}"), 403, "disabled", "HEADWISE_MODEL_CONTROL=true")
     assert infer(server, 1).status_code == 200
 
 
