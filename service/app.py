@@ -4,31 +4,30 @@ import asyncio
 import contextlib
 import gc
 import logging
+import platform
 import time
-from collections.abc import AsyncIterator, Callable, Collection
-from importlib.resources import files
+from collections.abc import AsyncIterator, Callable
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from service import __version__
 from service.api.api_keys import ApiKeys
 from service.api.cuda_memory_routes import CudaMemoryRoutes
+from service.api.documentation import DocumentationRoutes
 from service.api.error_handlers import (
     answer_failure,
     answer_http_exception,
     answer_problem,
     answer_validation_error,
 )
+from service.api.expected import CALL_CODES, CODES, expected_requests
 from service.api.log_routes import LogRoutes
 from service.api.middleware import RequestFrame
 from service.api.oip_routes import OipRoutes
-from service.api.openapi import inference_paths, with_keys
+from service.api.openapi import TAGS
 from service.api.repository_routes import RepositoryRoutes
 from service.api.requests import open_paths
 from service.api.routes import Routes
@@ -45,7 +44,7 @@ from service.host.malloc import give_back
 from service.host.memory_limit import memory_limit
 from service.inference.batcher import Batcher
 from service.inference.batches import BatchLimits
-from service.inference.engine import Engine
+from service.inference.engine import RUNTIME_VERSION, Engine
 from service.inference.lifecycle import Lifecycle
 from service.inference.model import loader
 from service.inference.models import Models
@@ -71,9 +70,10 @@ _REST_S = 5.0
 """How long no engine must have run before memory is given back, at the least."""
 
 _DESCRIPTION = """\
-Serves a multi-head-attention layer: send embeddings, get outputs and each head's weights.
+Serves multi-head-attention layers: send embeddings, get outputs and each head's weights.
 
 Masks say **true = takes part**. Errors are `{"error": …, "code": …}` with a fitting status.
+HEAD is answered wherever GET is. Where the server asks for a key, **Authorize** takes it.
 """
 
 
@@ -87,6 +87,12 @@ def make_server(
     memory = memory_limit()
     bodies = BodyMemory(settings.bodies_bytes(memory))
     metrics.body_memory_bytes = bodies.bytes_held
+    metrics.build = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "onnxruntime": RUNTIME_VERSION,
+        "provider": settings.provider,
+    }
     limits = Limits(
         settings.max_rows,
         settings.max_length,
@@ -129,11 +135,15 @@ def create_app(
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lambda app: _lifespan(server, refuse, on_ready),
-        docs_url=None,
-        redoc_url=None,
+        openapi_tags=TAGS,
+        openapi_url=None,
+        # Relative to where the description was read from: a proxy may strip a prefix.
+        servers=[{"url": ".", "description": "this server"}],
         redirect_slashes=False,
     )
+    documentation = DocumentationRoutes()
     for routes in (
+        documentation,
         Routes(server),
         OipRoutes(server),
         RepositoryRoutes(server),
@@ -142,7 +152,8 @@ def create_app(
         SharedMemoryRoutes(server),
     ):
         app.include_router(routes.router())
-    _add_docs(app, None if server.keys is None else open_paths(server))
+    document = documentation.describe(app, None if server.keys is None else open_paths(server))
+    server.metrics.expect(expected_requests(server, document), CODES, CALL_CODES)
     app.add_exception_handler(HeadwiseError, answer_problem)
     app.add_exception_handler(HTTPException, answer_http_exception)
     app.add_exception_handler(RequestValidationError, answer_validation_error)
@@ -174,7 +185,7 @@ async def _lifespan(
     await asyncio.gather(*tasks, return_exceptions=True)
     await models.close()
     server.offload.close()
-    server.recorder.close()
+    await asyncio.to_thread(server.recorder.close)
 
 
 def _models(settings: Settings, metrics: Metrics) -> Models:
@@ -259,29 +270,3 @@ async def _watch(keys: ApiKeys) -> None:
     while True:
         await asyncio.sleep(_WATCH_S)
         await asyncio.to_thread(keys.refresh, retry=False)
-
-
-def _add_docs(app: FastAPI, open_paths: Collection[str] | None) -> None:
-    """
-    Describe all endpoints on a page whose assets come from a package, not the network.
-
-    `open_paths` are those that need no key; None = none does.
-    """
-    described = app.openapi()
-    described["paths"] = inference_paths() | described["paths"]
-    if open_paths is not None:
-        described = with_keys(described, open_paths)
-    app.openapi = lambda: described  # type: ignore[method-assign]
-    assets = files("fastapi_offline") / "static"
-    app.mount("/docs/assets", StaticFiles(directory=str(assets)), name="assets")
-
-    async def docs() -> Response:
-        return get_swagger_ui_html(
-            openapi_url="/openapi.json",
-            title="Headwise",
-            swagger_js_url="/docs/assets/swagger-ui-bundle.js",
-            swagger_css_url="/docs/assets/swagger-ui.css",
-            swagger_favicon_url="data:,",
-        )
-
-    app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)

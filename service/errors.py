@@ -77,11 +77,12 @@ class NotFound(Refused):
 
 
 class MethodNotAllowed(Refused):
-    """The path exists, but not for this verb."""
+    """The path exists, but not for this verb; HEAD is allowed wherever GET is."""
 
     code = "method_not_allowed"
 
     def __init__(self, method: str, *, allowed: str) -> None:
+        allowed = allowed.replace("GET", "GET, HEAD")
         super().__init__(f"method: expected {allowed}, got {method[:16]}")
         self.allowed = allowed
 

@@ -7,6 +7,7 @@ wins over the environment, and the environment over the default.
 
 import argparse
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -17,6 +18,9 @@ from service import __version__
 from service.errors import SettingsInvalid
 
 PREFIX = "HEADWISE_"
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\sA-Z/?#@*]+")
+"""What a browser sends as `Origin`: https://fetch.spec.whatwg.org/#origin-header."""
 
 _KUBERNETES = (
     "; Kubernetes injects such names for a Service called headwise:"
@@ -194,10 +198,15 @@ class Settings(BaseModel):
     )
     api_keys_file: Path | None = Field(
         None,
-        description="file of keys, name:key a line; with it, every call but health and metrics"
-        " needs one (Authorization: Bearer KEY, or X-API-Key)",
+        description="file of keys, name:key a line; with it, every call but health, metrics"
+        " and the description of the interface needs one (Authorization: Bearer KEY, or X-API-Key)",
     )
     metrics_need_key: bool = Field(False, description="ask for a key at /metrics, too")
+    cors_origins: str | None = Field(
+        None,
+        description="origins whose pages may call from a browser, separated by commas, such as"
+        " https://app.example.com; * = every page (default: none)",
+    )
     tls_cert_file: Path | None = Field(
         None,
         description="certificate and its chain, PEM; with it, the port speaks HTTPS only",
@@ -221,6 +230,17 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severity that is logged"
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str | None) -> str | None:
+        for origin in _parts(value):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "expected * or scheme://host[:port] in lower case, without a path,"
+                    f" not {origin[:64]!r}"
+                )
+        return value
 
     @field_validator("max_unsent_bytes")
     @classmethod
@@ -267,6 +287,11 @@ class Settings(BaseModel):
         """Return `max_unsent_bytes`, or what is best with so much memory."""
         return self.max_unsent_bytes or min(2 * self.max_answer_bytes, max(1, memory_limit // 4))
 
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins of `cors_origins`."""
+        return _parts(self.cors_origins)
+
     @classmethod
     def flag(cls, name: str) -> str:
         """Return the command-line flag of a field."""
@@ -276,6 +301,11 @@ class Settings(BaseModel):
     def variable(cls, name: str) -> str:
         """Return the environment variable of a field."""
         return PREFIX + name.upper()
+
+
+def _parts(value: str | None) -> tuple[str, ...]:
+    """Return the parts of a list that is separated by commas."""
+    return () if value is None else tuple(part.strip() for part in value.split(","))
 
 
 def _from_environment(

@@ -10,12 +10,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from service.api.openapi import (
-    REGION_PARAMETER,
-    problems,
-    responses,
-)
-from service.api.routing import add_post, json_response
+from service.api.openapi import REGION_PARAMETER, SHARED_MEMORY, problems, responses
+from service.api.routing import add_get, add_post, json_response
 from service.errors import InvalidInput, NotFound
 
 _CUDA: Final = "/v2/cudasharedmemory"
@@ -26,40 +22,38 @@ class CudaMemoryRoutes:
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
-        router = APIRouter(redirect_slashes=False)
-        add = router.add_api_route
-        none = responses({"type": "array", "items": {}}, None)
+        router = APIRouter(redirect_slashes=False, tags=[SHARED_MEMORY])
+        none = responses({"type": "array", "items": {}, "example": []}, None)
         region = _CUDA + "/region/{region}"
-        add(
-            _CUDA + "/status",
-            self.cuda_regions,
-            methods=["GET"],
-            openapi_extra={"responses": none},
-        )
-        one = {"parameters": [REGION_PARAMETER], "responses": problems(NotFound)}
-        add(
+        named = [REGION_PARAMETER]
+        add_get(router, _CUDA + "/status", self.cuda_regions, "Describe all CUDA regions", none)
+        add_get(
+            router,
             region + "/status",
             self.cuda_region,
-            methods=["GET"],
-            response_class=Response,
-            openapi_extra=one,
+            "Describe a CUDA region",
+            problems(NotFound),
+            parameters=named,
         )
-        add_post(router, _CUDA + "/unregister", self.unregister_cuda, {}, {})
+        everything = "Unregister all CUDA regions"
+        add_post(router, _CUDA + "/unregister", self.unregister_cuda, everything, {}, {})
         add_post(
             router,
             region + "/unregister",
             self.unregister_cuda,
+            "Unregister a CUDA region",
             {},
             {},
-            parameters=[REGION_PARAMETER],
+            parameters=named,
         )
         add_post(
             router,
             region + "/register",
             self.register_cuda,
+            "Register a CUDA region: refused",
             {},
             problems(InvalidInput),
-            parameters=[REGION_PARAMETER],
+            parameters=named,
         )
         return router
 

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from service.api.control import check_control, json_object
 from service.api.log_settings import changed, described
 from service.api.oip_models import protocol_model
-from service.api.openapi import NAME_PARAMETER, json_body, responses
-from service.api.routing import BODY_ERRORS, add_only, add_post, json_response
+from service.api.openapi import LOGGING, NAME_PARAMETER, json_body, responses
+from service.api.routing import BODY_ERRORS, add_get, add_only, add_post, json_response
 from service.api.schemas import LOG_SETTINGS, TRACE_SETTINGS
 from service.api.server import Server
 from service.codecs.checks import check_known
@@ -40,34 +40,36 @@ class LogRoutes:
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
-        router = APIRouter(redirect_slashes=False)
-        add = router.add_api_route
+        router = APIRouter(redirect_slashes=False, tags=[LOGGING])
         shown = responses(LOG_SETTINGS, None)
-        add("/v2/logging", self.log_settings, methods=["GET"], openapi_extra={"responses": shown})
+        add_get(router, "/v2/logging", self.log_settings, "Read the log settings", shown)
         add_post(
             router,
             "/v2/logging",
             self.change_log_settings,
+            "Change the log's level",
             json_body(LOG_SETTINGS["properties"]),
             responses(LOG_SETTINGS, None, *BODY_ERRORS, Disabled),
         )
         add_only(router, "/v2/logging", "GET, POST")
-        for path, parameters in (
-            ("/v2/trace/setting", []),
-            (_MODEL + "/trace/setting", [NAME_PARAMETER]),
+        for path, of, parameters in (
+            ("/v2/trace/setting", "", []),
+            (_MODEL + "/trace/setting", " of a model", [NAME_PARAMETER]),
         ):
             unknown = [UnknownModel, NotReady] if parameters else []
-            get = responses(TRACE_SETTINGS, None, *unknown)
-            add(
+            add_get(
+                router,
                 path,
                 self.trace_settings,
-                methods=["GET"],
-                openapi_extra={"parameters": parameters, "responses": get},
+                f"Read the trace settings{of}",
+                responses(TRACE_SETTINGS, None, *unknown),
+                parameters=parameters,
             )
             add_post(
                 router,
                 path,
                 self.change_trace_settings,
+                f"Change the trace settings{of}",
                 json_body(TRACE_SETTINGS["properties"]),
                 responses(TRACE_SETTINGS, None, *BODY_ERRORS, *unknown),
                 parameters=parameters,

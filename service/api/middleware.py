@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.api_keys import without_keys
+from service.api.cross_origin import CrossOrigin
 from service.api.error_handlers import to_response
 from service.api.requests import begin, end, open_paths
 from service.api.server import Server
@@ -26,6 +27,8 @@ from service.transport.standard_headers import (
 )
 
 _EXTENSIONS: Final = "extensions"
+_REFUSAL: Final = "headwise.refusal"
+"""The key of the ASGI scope that holds why a request's key does not suffice; None = it does."""
 
 
 class RequestFrame:
@@ -34,12 +37,16 @@ class RequestFrame:
 
     Where the server has keys, a request without one is answered 401 unless its path needs
     none: it does not reach the application, and its body is not read.
+    HEAD is answered as GET is, without the body.
     """
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
         self._app = app
         self._server = server
         self._open_paths = open_paths(server)
+        origins = server.settings.origins
+        # Around the check of keys: a preflight request has none, and a page may read a 401.
+        self._guarded: ASGIApp = CrossOrigin(self._answer, origins) if origins else self._answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -59,12 +66,15 @@ class RequestFrame:
         request_id = caller_request_id(dict(scope["headers"])) or new_request_id()
         record = RequestRecord(scope["method"], UNMATCHED, request_id, time.monotonic())
         scope[RECORD] = record
+        scope[_REFUSAL] = self._take_key(scope)
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
         exchange = _FramedExchange(self._server, record, scope[_EXTENSIONS][CONNECTION])
         receive, send = exchange.framed(receive, send)
         begin(self._server)
         delivery = WHOLE
         try:
-            await self._answer(scope, receive, send)
+            await self._guarded(scope, receive, send)
         except ClientDisconnect:
             delivery = exchange.delivery()
         except asyncio.CancelledError:
@@ -87,10 +97,10 @@ class RequestFrame:
         """
         record: RequestRecord = scope[RECORD]
         try:
-            record.key = self._name_of_key(scope)
-            await self._app(scope, receive, send)
-        except Unauthorized as error:
-            await to_response(error)(scope, receive, send)
+            if scope[_REFUSAL] is not None:
+                await to_response(scope[_REFUSAL])(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
         except ClientDisconnect:
             raise
         except Exception as error:
@@ -98,18 +108,20 @@ class RequestFrame:
             if record.status is None:
                 await to_response(Failed(INTERNAL))(scope, receive, send)
 
-    def _name_of_key(self, scope: Scope) -> str | None:
+    def _take_key(self, scope: Scope) -> Unauthorized | None:
         """
-        Return whose key the request shows, None where it needs none; its headers hold none then.
+        Take the key out of a request's headers, and its name into the record.
 
-        Raises:
-            Unauthorized: it needs one and shows no valid one.
+        Return why it does not suffice; None = it does, or none is needed.
         """
         headers, keys = scope["headers"], self._server.keys
         scope["headers"] = without_keys(headers)
-        if keys is None or scope["path"] in self._open_paths:
-            return None
-        return keys.name_of(headers)
+        if keys is not None and scope["path"] not in self._open_paths:
+            try:
+                scope[RECORD].key = keys.name_of(headers)
+            except Unauthorized as error:
+                return error.with_traceback(None)  # its frames hold the headers
+        return None
 
 
 class _FramedExchange:
@@ -134,6 +146,8 @@ class _FramedExchange:
         async def framed_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self._start(message)
+            elif record.method == "HEAD":
+                message = {**message, "body": b""}
             await send(message)
             if message["type"] == "http.response.body":
                 await self._written(message)

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service import __version__
+from service.api.model_schemas import MODEL_CONFIG, MODEL_READY
 from service.api.oip_models import ProtocolModel, protocol_model, protocol_models
-from service.api.openapi import NAME_PARAMETER, VERSION_PARAMETER, responses
-from service.api.routing import json_response
+from service.api.openapi import METADATA, NAME_PARAMETER, VERSION_PARAMETER, responses
+from service.api.routing import add_get, json_response
 from service.api.schemas import MODEL_METADATA, MODEL_STATISTICS, SERVER_METADATA
 from service.api.server import Server
 from service.errors import Draining, NotReady, UnknownModel
@@ -40,37 +41,29 @@ class OipRoutes:
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
-        router = APIRouter(redirect_slashes=False)
-        add = router.add_api_route
-        add(
-            "/v2",
-            self.server_metadata,
-            methods=["GET"],
-            openapi_extra={"responses": responses(SERVER_METADATA, None)},
-        )
-        stats = responses(MODEL_STATISTICS, None, NotReady)
+        router = APIRouter(redirect_slashes=False, tags=[METADATA])
+        metadata = responses(SERVER_METADATA, None)
+        add_get(router, "/v2", self.server_metadata, "The server and its extensions", metadata)
         # Before the models' own paths: to the protocol no model can be called `stats`.
-        add(
+        add_get(
+            router,
             "/v2/models/stats",
             self.all_statistics,
-            methods=["GET"],
-            openapi_extra={"responses": stats},
+            "Statistics of every model",
+            responses(MODEL_STATISTICS, None, NotReady),
         )
-        for path, parameters in (
-            (_MODEL, [NAME_PARAMETER]),
-            (_MODEL + "/versions/{version}", [NAME_PARAMETER, VERSION_PARAMETER]),
+        for path, of, parameters in (
+            (_MODEL, "a model", [NAME_PARAMETER]),
+            (_MODEL + "/versions/{version}", "a version", [NAME_PARAMETER, VERSION_PARAMETER]),
         ):
-            for end, handler, schema, errors in (
-                ("", self.model_metadata, MODEL_METADATA, [NotReady]),
-                ("/ready", self.model_ready, {"type": "object"}, [NotReady, Draining]),
-                ("/config", self.model_config, {"type": "object"}, [NotReady]),
-                ("/stats", self.model_statistics, MODEL_STATISTICS, [NotReady]),
+            for end, handler, what, schema, errors in (
+                ("", self.model_metadata, "Inputs and outputs of", MODEL_METADATA, [NotReady]),
+                ("/ready", self.model_ready, "Readiness of", MODEL_READY, [NotReady, Draining]),
+                ("/config", self.model_config, "Configuration of", MODEL_CONFIG, [NotReady]),
+                ("/stats", self.model_statistics, "Statistics of", MODEL_STATISTICS, [NotReady]),
             ):
-                extra = {
-                    "parameters": parameters,
-                    "responses": responses(schema, None, UnknownModel, *errors),
-                }
-                add(path + end, handler, methods=["GET"], openapi_extra=extra)
+                answers = responses(schema, None, UnknownModel, *errors)
+                add_get(router, path + end, handler, f"{what} {of}", answers, parameters=parameters)
         return router
 
     async def server_metadata(self) -> Response:

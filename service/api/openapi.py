@@ -3,6 +3,12 @@
 from collections.abc import Collection
 from typing import Final
 
+from service.api.examples import (
+    ATTENTION_REQUESTS,
+    ATTENTION_RESPONSE,
+    INFER_REQUESTS,
+    INFER_RESPONSE,
+)
 from service.api.schemas import (
     ATTENTION_ANSWER,
     ATTENTION_REQUEST,
@@ -14,7 +20,6 @@ from service.api.schemas import (
 from service.codecs import attention_safetensors, oip_request
 from service.codecs.names import HEADS
 from service.codecs.options import TEXT_NAMES
-from service.contract import EMBEDDINGS
 from service.errors import (
     DeadlineExceeded,
     Disabled,
@@ -39,6 +44,27 @@ ATTENTION: Final = "/v1/attention"
 INFER: Final = "/v2/models/{name}/infer"
 
 INFER_VERSION: Final = "/v2/models/{name}/versions/{version}/infer"
+
+INFERENCE: Final = "Inference"
+MODELS: Final = "Models"
+HEALTH: Final = "Health and metrics"
+METADATA: Final = "Protocol: server and models"
+REPOSITORY: Final = "Protocol: repository"
+SHARED_MEMORY: Final = "Protocol: shared memory"
+LOGGING: Final = "Protocol: log and trace settings"
+DOCUMENTATION: Final = "Documentation"
+
+TAGS: Final[list[Json]] = [
+    {"name": INFERENCE, "description": "Tensors in, tensors out"},
+    {"name": MODELS, "description": "What is served, and how well it was proven"},
+    {"name": HEALTH, "description": "For orchestrators, load balancers and Prometheus"},
+    {"name": METADATA, "description": "The Open Inference Protocol v2"},
+    {"name": REPOSITORY, "description": "Load and unload, where HEADWISE_MODEL_CONTROL=true"},
+    {"name": SHARED_MEMORY, "description": "Regions, where HEADWISE_SHARED_MEMORY=true"},
+    {"name": LOGGING, "description": "Changes need HEADWISE_MODEL_CONTROL=true"},
+    {"name": DOCUMENTATION, "description": "This page, and the same as JSON"},
+]
+"""The headings of the documentation, in its order."""
 
 _BYTES: Final[Json] = {"type": "string", "format": "binary"}
 
@@ -112,21 +138,25 @@ INFER_PARAMETERS: Final[list[Json]] = [
 ]
 
 
+CALL_ERRORS: Final[tuple[type[HeadwiseError], ...]] = (
+    InvalidInput,
+    UnknownModel,
+    TooSlow,
+    TooLarge,
+    UnsupportedMediaType,
+    QueueFull,
+    NotReady,
+    Draining,
+    DeadlineExceeded,
+    InferenceFailed,
+)
+"""What may go wrong with any call with tensors."""
+
+
 def inference_paths() -> Json:
     """Return the paths of the calls with tensors, which are answered before FastAPI's routes."""
-    errors = (
-        InvalidInput,
-        UnknownModel,
-        TooSlow,
-        TooLarge,
-        UnsupportedMediaType,
-        QueueFull,
-        NotReady,
-        Draining,
-        DeadlineExceeded,
-        InferenceFailed,
-    )
     attention = {
+        "tags": [INFERENCE],
         "summary": "Attend over a batch of embeddings",
         "description": "The layer's output and, when asked, each head's attention weights, in the"
         " format of the request unless `Accept` says otherwise. A query with nothing to attend"
@@ -134,32 +164,35 @@ def inference_paths() -> Json:
         "operationId": "attention",
         "parameters": OPTION_PARAMETERS,
         "requestBody": _body(
-            ATTENTION_REQUEST,
-            attention_safetensors.MEDIA_TYPE,
-            {"model": "tiny", "embeddings": [[1, 0, 0, 0, 0, 0, 0, 0]], "weights": True},
+            ATTENTION_REQUEST, attention_safetensors.MEDIA_TYPE, ATTENTION_REQUESTS
         ),
         "responses": responses(
-            ATTENTION_ANSWER, attention_safetensors.MEDIA_TYPE, *errors, NotAcceptable
+            ATTENTION_ANSWER,
+            attention_safetensors.MEDIA_TYPE,
+            *CALL_ERRORS,
+            NotAcceptable,
+            example=ATTENTION_RESPONSE,
         ),
     }
-    tensor = {
-        "name": EMBEDDINGS,
-        "shape": [1, 1, 8],
-        "datatype": "FP32",
-        "data": [1, 0, 0, 0, 0, 0, 0, 0],
-    }
     infer = {
+        "tags": [INFERENCE],
         "summary": "Infer, as the Open Inference Protocol v2 says",
         "description": "In JSON, binary tensors or both. `{name}` has the output alone;"
         " `{name}-weights` also has the attention weights.",
         "operationId": "infer",
         "parameters": INFER_PARAMETERS,
-        "requestBody": _body(INFER_REQUEST, oip_request.BINARY_MEDIA_TYPE, {"inputs": [tensor]}),
+        "requestBody": _body(INFER_REQUEST, oip_request.BINARY_MEDIA_TYPE, INFER_REQUESTS),
         "responses": responses(
-            INFER_ANSWER, oip_request.BINARY_MEDIA_TYPE, *errors, Disabled, NotFound
+            INFER_ANSWER,
+            oip_request.BINARY_MEDIA_TYPE,
+            *CALL_ERRORS,
+            Disabled,
+            NotFound,
+            example=INFER_RESPONSE,
         ),
     }
     infer_version = infer | {
+        "summary": "Infer with one version of a model",
         "operationId": "infer_version",
         "parameters": [VERSION_PARAMETER, *INFER_PARAMETERS],
     }
@@ -170,9 +203,16 @@ def inference_paths() -> Json:
     }
 
 
-def responses(json_schema: Json, binary_type: str | None, *errors: type[HeadwiseError]) -> Json:
+def responses(
+    json_schema: Json,
+    binary_type: str | None,
+    *errors: type[HeadwiseError],
+    example: Json | None = None,
+) -> Json:
     """Return the answers of an endpoint: what it gives, and each error that it may give."""
     content: Json = {"application/json": {"schema": json_schema}}
+    if example is not None:
+        content["application/json"]["example"] = example
     if binary_type is not None:
         content[binary_type] = {"schema": _BYTES}
     return {"200": {"description": "the answer", "content": content}, **problems(*errors)}
@@ -221,12 +261,12 @@ def json_body(properties: Json) -> Json:
     return {"required": False, "content": {"application/json": {"schema": schema}}}
 
 
-def _body(json_schema: Json, binary_type: str, example: Json) -> Json:
+def _body(json_schema: Json, binary_type: str, examples: Json) -> Json:
     """Return the request body of a call that takes JSON or binary tensors."""
     return {
         "required": True,
         "content": {
-            "application/json": {"schema": json_schema, "example": example},
+            "application/json": {"schema": json_schema, "examples": examples},
             binary_type: {"schema": _BYTES},
         },
     }

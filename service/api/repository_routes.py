@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from service.api.control import check_control, json_object
 from service.api.oip_models import protocol_names
-from service.api.openapi import NAME_PARAMETER, json_body, problems, responses
+from service.api.openapi import NAME_PARAMETER, REPOSITORY, json_body, problems, responses
 from service.api.routing import BODY_ERRORS, add_post, json_response
 from service.api.schemas import REPOSITORY_INDEX
 from service.api.server import Server
@@ -25,20 +25,25 @@ class RepositoryRoutes:
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
-        router = APIRouter(redirect_slashes=False)
+        router = APIRouter(redirect_slashes=False, tags=[REPOSITORY])
         add_post(
             router,
             "/v2/repository/index",
             self.repository_index,
+            "List the models in the repository",
             json_body({"ready": {"type": "boolean", "default": False}}),
             responses(REPOSITORY_INDEX, None, *BODY_ERRORS, NotReady),
         )
         errors = problems(*BODY_ERRORS, Disabled, UnknownModel, NotReady)
-        for verb, handler in (("load", self.load_model), ("unload", self.unload_model)):
+        for verb, handler, summary in (
+            ("load", self.load_model, "Load a model"),
+            ("unload", self.unload_model, "Unload a model"),
+        ):
             add_post(
                 router,
                 f"/v2/repository/models/{{name}}/{verb}",
                 handler,
+                summary,
                 json_body({"parameters": {"type": "object"}}),
                 errors,
                 parameters=[NAME_PARAMETER],

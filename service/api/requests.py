@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection
 from typing import Final
 
+from service.api import documentation
 from service.api.server import Server
 from service.telemetry.request_record import CLIENT_LEFT, CLIENT_STALLED, UNMATCHED, RequestRecord
 from service.transport.coalescing import WHOLE, Delivery
@@ -23,8 +24,9 @@ PROBES: Final = frozenset((*HEALTH, METRICS))
 
 
 def open_paths(server: Server) -> Collection[str]:
-    """Return the paths that need no key."""
-    return HEALTH if server.settings.metrics_need_key else PROBES
+    """Return the paths that need no key: probes, and the description of the interface."""
+    probes = HEALTH if server.settings.metrics_need_key else PROBES
+    return {*probes, *documentation.PATHS}
 
 
 def begin(server: Server) -> None:

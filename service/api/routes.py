@@ -1,19 +1,21 @@
-"""The endpoints without tensors: what is served, how it fares, and where to read about it."""
+"""The endpoints without tensors: what is served, and how it fares."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import Response
 
-from service.api.openapi import NAME_PARAMETER, VERSION_PARAMETER, responses
-from service.api.routing import json_response
-from service.api.schemas import ERROR
+from service.api.model_schemas import LIVE, MODEL, MODEL_LIST, READY
+from service.api.openapi import HEALTH, MODELS, NAME_PARAMETER, VERSION_PARAMETER, responses
+from service.api.routing import add_get, json_response
 from service.api.server import Server
 from service.errors import Draining, NotReady, UnknownModel
 from service.inference.model import Model
 from service.telemetry.metrics import CONTENT_TYPE
+
+_TEXT: Final = {"schema": {"type": "string"}, "example": "headwise_ready 1.0\n"}
 
 
 class Routes:
@@ -25,37 +27,34 @@ class Routes:
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
         router = APIRouter(redirect_slashes=False)
-        add = router.add_api_route
-        add("/", self.root, methods=["GET"], include_in_schema=False)
-        listing = responses({"type": "object"}, None)
+        models = APIRouter(redirect_slashes=False, tags=[MODELS])
+        listed = responses(MODEL_LIST, None)
+        add_get(models, "/v1/models", self.list_models, "List the models that are served", listed)
         schema = {"type": "string"}
         version = VERSION_PARAMETER | {"in": "query", "required": False, "schema": schema}
-        one = {
-            "parameters": [NAME_PARAMETER, version],
-            "responses": responses({"type": "object"}, None, UnknownModel),
-        }
-        add("/v1/models", self.list_models, methods=["GET"], openapi_extra={"responses": listing})
-        add("/v1/models/{name}", self.get_model, methods=["GET"], openapi_extra=one)
-        add("/v2/health/live", self.live, methods=["GET"])
-        add(
+        add_get(
+            models,
+            "/v1/models/{name}",
+            self.get_model,
+            "Describe a model: layer, limits, parity",
+            responses(MODEL, None, UnknownModel),
+            parameters=[NAME_PARAMETER, version],
+        )
+        health = APIRouter(redirect_slashes=False, tags=[HEALTH])
+        live = responses(LIVE, None)
+        add_get(health, "/v2/health/live", self.live, "Whether the process answers", live)
+        add_get(
+            health,
             "/v2/health/ready",
             self.ready,
-            methods=["GET"],
-            openapi_extra={
-                "responses": {
-                    "503": {
-                        "description": "not ready, and why",
-                        "content": {"application/json": {"schema": ERROR}},
-                    }
-                }
-            },
+            "Whether calls are taken",
+            responses(READY, None, NotReady, Draining),
         )
-        add("/metrics", self.metrics, methods=["GET"], response_class=PlainTextResponse)
+        exposition = {"200": {"description": "the metrics", "content": {"text/plain": _TEXT}}}
+        add_get(health, "/metrics", self.metrics, "Metrics for Prometheus", exposition)
+        for part in (models, health):
+            router.include_router(part)
         return router
-
-    async def root(self) -> Response:
-        """Lead to the documentation."""
-        return RedirectResponse("/docs")
 
     async def list_models(self) -> Response:
         """Return every model that is served, in short, and which one is the default."""

@@ -28,10 +28,31 @@ def add_only(router: APIRouter, path: str, allowed: str) -> None:
     router.add_route(path, _Only(allowed), include_in_schema=False)  # type: ignore[arg-type]
 
 
+def add_get(
+    router: APIRouter,
+    path: str,
+    handler: Any,
+    summary: str,
+    answers: dict[str, Any],
+    *,
+    parameters: "list[dict[str, Any]] | None" = None,
+) -> None:
+    """Add a GET with its heading in the documentation, and its answers by status."""
+    router.add_api_route(
+        path,
+        handler,
+        methods=["GET"],
+        summary=summary,
+        response_class=Response,
+        openapi_extra={"parameters": parameters or [], "responses": answers},
+    )
+
+
 def add_post(
     router: APIRouter,
     path: str,
     handler: Any,
+    summary: str,
     body: dict[str, Any],
     answers: dict[str, Any],
     *,
@@ -42,7 +63,12 @@ def add_post(
     if body:
         extra["requestBody"] = body
     router.add_api_route(
-        path, handler, methods=["POST"], response_class=Response, openapi_extra=extra
+        path,
+        handler,
+        methods=["POST"],
+        summary=summary,
+        response_class=Response,
+        openapi_extra=extra,
     )
 
 

@@ -1,5 +1,6 @@
 """The JSON schemas of bodies and answers, as OpenAPI describes them."""
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from service.codecs.datatypes import DTYPES
@@ -8,8 +9,15 @@ from service.contract import MAX_VERSION
 Json = dict[str, Any]
 
 
-def _array(of: Json, **more: Any) -> Json:
+def array(of: Json, **more: Any) -> Json:
+    """Return the schema of an array of these."""
     return {"type": "array", "items": of, **more}
+
+
+def json_object(properties: dict[str, Json], *, optional: Collection[str] = ()) -> Json:
+    """Return the schema of an object that has all of these, but for the optional ones."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": properties}
 
 
 _NUMBER: Final[Json] = {"type": "number"}
@@ -18,7 +26,9 @@ _FLAG: Final[Json] = {"enum": [True, False, 1, 0]}
 
 BOOLEAN: Final[Json] = {"type": "boolean"}
 
-_SEQUENCE: Final = _array(_array(_NUMBER, minItems=1), minItems=1)
+_SEQUENCE: Final = array(array(_NUMBER, minItems=1), minItems=1)
+
+_MATRIX: Final = array(array({"type": ["number", "null"]}))
 
 ERROR: Final[Json] = {
     "type": "object",
@@ -43,25 +53,25 @@ ATTENTION_REQUEST: Final[Json] = {
         },
         "embeddings": {
             "description": "[B][S][E], or one sequence [S][E]; sequences may differ in length",
-            "anyOf": [_array(_SEQUENCE, minItems=1), _SEQUENCE],
+            "anyOf": [array(_SEQUENCE, minItems=1), _SEQUENCE],
         },
         "memory": {
             "description": "[B][T][M] or [T][M]: keys and values; cross-attention layers only",
-            "anyOf": [_array(_SEQUENCE, minItems=1), _SEQUENCE],
+            "anyOf": [array(_SEQUENCE, minItems=1), _SEQUENCE],
         },
         "attend_mask": {
             "description": "[B][T] or [T]: padding; **true, or 1, = this key takes part**",
-            "anyOf": [_array(_array(_FLAG)), _array(_FLAG)],
+            "anyOf": [array(array(_FLAG)), array(_FLAG)],
         },
         "pair_mask": {
             "description": "[B or 1][H or 1][S][T], or one rank lower for one sequence:"
             " **true, or 1, = this query may attend to this key**",
             "type": "array",
-            "items": _array(_array({"anyOf": [_FLAG, _array(_FLAG)]})),
+            "items": array(array({"anyOf": [_FLAG, array(_FLAG)]})),
         },
         "head_mask": {
             "description": "[H] or [B][H]: multiplies each head's output; 0 switches it off",
-            "anyOf": [_array(_NUMBER), _array(_array(_NUMBER))],
+            "anyOf": [array(_NUMBER), array(array(_NUMBER))],
         },
         "causal": {"type": "boolean", "default": False, "description": "attend to t <= s only"},
         "weights": {
@@ -73,7 +83,7 @@ ATTENTION_REQUEST: Final[Json] = {
                     "type": "object",
                     "additionalProperties": False,
                     "properties": {
-                        "heads": _array(
+                        "heads": array(
                             {"type": "integer", "minimum": 0}, minItems=1, uniqueItems=True
                         )
                     },
@@ -97,16 +107,18 @@ ATTENTION_ANSWER: Final[Json] = {
     "properties": {
         "model": {"type": "string"},
         "version": {"type": "integer"},
-        "heads": _array(
+        "heads": array(
             {"type": "integer"},
             description="whose weights these are, where some heads were chosen; from 0",
         ),
-        "output": {"type": "array", "items": {}, "description": "[B][S][E] or [S][E]"},
+        "output": {
+            "description": "[B][S][E] or [S][E]; null where embeddings were not finite",
+            "anyOf": [array(_MATRIX), _MATRIX],
+        },
         "attention_weights": {
-            "type": "array",
-            "items": {},
             "description": "[B][H][S][T] or [H][S][T], of the heads that were asked for;"
             " rows sum to 1, or to 0 when all is hidden",
+            "anyOf": [array(array(_MATRIX)), array(_MATRIX)],
         },
     },
 }
@@ -116,7 +128,7 @@ _INFER_TENSOR: Final[Json] = {
     "required": ["name", "shape", "datatype"],
     "properties": {
         "name": {"enum": ["embeddings", "memory", "attend_mask", "pair_mask", "head_mask"]},
-        "shape": _array({"type": "integer", "minimum": 1}),
+        "shape": array({"type": "integer", "minimum": 1}),
         "datatype": {
             "enum": list(DTYPES),
             "description": "masks: BOOL, or integers 0 and 1; all else: FP32, or another number"
@@ -143,8 +155,8 @@ INFER_REQUEST: Final[Json] = {
             "description": "causal (boolean), timeout (µs), priority, binary_data_output,"
             ' heads (whose attention weights: [0, 3] or "0,3")',
         },
-        "inputs": _array(_INFER_TENSOR, minItems=1),
-        "outputs": _array(
+        "inputs": array(_INFER_TENSOR, minItems=1),
+        "outputs": array(
             {
                 "type": "object",
                 "required": ["name"],
@@ -172,7 +184,22 @@ INFER_ANSWER: Final[Json] = {
             "type": "object",
             "description": 'heads: whose weights these are, where some were chosen: "0,3"',
         },
-        "outputs": _array({"type": "object"}),
+        "outputs": array(
+            {
+                "type": "object",
+                "required": ["name", "datatype", "shape"],
+                "properties": {
+                    "name": {"enum": ["output", "attention_weights"]},
+                    "datatype": {"type": "string"},
+                    "shape": array({"type": "integer"}),
+                    "parameters": {
+                        "type": "object",
+                        "description": "binary_data_size, where the values are in binary",
+                    },
+                    "data": array({"type": ["number", "null"]}, description="row-major, flat"),
+                },
+            }
+        ),
     },
 }
 
@@ -182,7 +209,7 @@ TENSOR_METADATA: Final[Json] = {
     "properties": {
         "name": {"type": "string"},
         "datatype": {"type": "string"},
-        "shape": _array({"type": "integer"}, description="-1 = any length"),
+        "shape": array({"type": "integer"}, description="-1 = any length"),
     },
 }
 
@@ -192,7 +219,7 @@ SERVER_METADATA: Final[Json] = {
     "properties": {
         "name": {"type": "string"},
         "version": {"type": "string"},
-        "extensions": _array({"type": "string"}),
+        "extensions": array({"type": "string"}),
     },
 }
 
@@ -201,10 +228,10 @@ MODEL_METADATA: Final[Json] = {
     "required": ["name", "versions", "platform", "inputs", "outputs"],
     "properties": {
         "name": {"type": "string"},
-        "versions": _array({"type": "string"}, description="those that are served"),
+        "versions": array({"type": "string"}, description="those that are served"),
         "platform": {"type": "string"},
-        "inputs": _array(TENSOR_METADATA, description="the required ones; masks may come too"),
-        "outputs": _array(TENSOR_METADATA),
+        "inputs": array(TENSOR_METADATA, description="the required ones; masks may come too"),
+        "outputs": array(TENSOR_METADATA),
     },
 }
 
@@ -212,14 +239,14 @@ MODEL_STATISTICS: Final[Json] = {
     "type": "object",
     "required": ["model_stats"],
     "properties": {
-        "model_stats": _array(
+        "model_stats": array(
             {"type": "object"},
             description="counts and nanoseconds of each model and version since the start",
         )
     },
 }
 
-REPOSITORY_INDEX: Final[Json] = _array(
+REPOSITORY_INDEX: Final[Json] = array(
     {
         "type": "object",
         "required": ["name", "version", "state", "reason"],
@@ -248,7 +275,7 @@ TRACE_SETTINGS: Final[Json] = {
     "type": "object",
     "properties": {
         "trace_file": {"type": "string"},
-        "trace_level": _array({"type": "string"}),
+        "trace_level": array({"type": "string"}),
         "trace_rate": {"type": "string"},
         "trace_count": {"type": "string"},
         "log_frequency": {"type": "string"},

@@ -12,7 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from service.api.control import json_object
-from service.api.openapi import REGION_PARAMETER, json_body, problems, responses
+from service.api.openapi import (
+    REGION_PARAMETER,
+    SHARED_MEMORY,
+    json_body,
+    problems,
+    responses,
+)
+from service.api.routing import add_get, add_post
 from service.api.server import Server
 from service.codecs.checks import check_known
 from service.errors import Disabled, InvalidInput, NotFound, TooLarge, TooSlow
@@ -38,30 +45,38 @@ class SharedMemoryRoutes:
 
     def router(self) -> APIRouter:
         """Return every endpoint with what OpenAPI says of it."""
-        router = APIRouter(redirect_slashes=False)
-        add = router.add_api_route
+        router = APIRouter(redirect_slashes=False, tags=[SHARED_MEMORY])
         region = {"type": "object", "properties": {"name": {"type": "string"}, **_REGION}}
         listed = {"type": "array", "items": region}
-        for path, parameters, errors in ((_ALL, [], []), (_ONE, [REGION_PARAMETER], [NotFound])):
-            extra = {"parameters": parameters, "responses": responses(listed, None, *errors)}
-            add(path + "/status", self.status, methods=["GET"], openapi_extra=extra)
-            add(
+        for path, which, parameters, errors in (
+            (_ALL, "all regions", [], []),
+            (_ONE, "a region", [REGION_PARAMETER], [NotFound]),
+        ):
+            add_get(
+                router,
+                path + "/status",
+                self.status,
+                f"Describe {which}",
+                responses(listed, None, *errors),
+                parameters=parameters,
+            )
+            add_post(
+                router,
                 path + "/unregister",
                 self.unregister,
-                methods=["POST"],
-                response_class=Response,
-                openapi_extra={"parameters": parameters},
+                f"Unregister {which}",
+                {},
+                {},
+                parameters=parameters,
             )
-        add(
+        add_post(
+            router,
             _ONE + "/register",
             self.register,
-            methods=["POST"],
-            response_class=Response,
-            openapi_extra={
-                "parameters": [REGION_PARAMETER],
-                "requestBody": json_body(_REGION),
-                "responses": problems(InvalidInput, Disabled, TooSlow, TooLarge),
-            },
+            "Register a region",
+            json_body(_REGION),
+            problems(InvalidInput, Disabled, TooSlow, TooLarge),
+            parameters=[REGION_PARAMETER],
         )
         return router
 

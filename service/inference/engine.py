@@ -51,6 +51,8 @@ from service.threads import ADVICE
 
 Provider = Literal["cpu", "cuda"]
 
+RUNTIME_VERSION: Final[str] = onnxruntime.__version__
+
 _PROVIDER_NAMES: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _DTYPES: Final[dict[str, Literal["float32", "bool"]]] = {
     "tensor(float)": "float32",

@@ -6,7 +6,7 @@ error codes, stages.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Literal
 
 from prometheus_client import (
@@ -46,8 +46,8 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         """Answered requests by route and status."""
-        self.refusals: Counter[str] = Counter()
-        """Errors answered, by code."""
+        self.refusals: Counter[tuple[str, str]] = Counter()
+        """Errors answered, by code and model; "" = none, or not known."""
         self.in_flight = 0
         self.unsent_answer_bytes = 0
         self.body_memory_bytes: Callable[[], int] = int
@@ -57,7 +57,10 @@ class Metrics(Collector):
         self.ready = False
         self.served: list[tuple[str, str, str, str]] = []
         """Each model's name, version, precision and provider."""
+        self.build: dict[str, str] = {}
+        """What this process is made of, by label."""
         self._models: dict[str, ModelMetrics] = {}
+        self._call_codes: tuple[str, ...] = ()
         self._memory_limit = memory_limit()
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
@@ -65,10 +68,28 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def of_model(self, model: str) -> "ModelMetrics":
-        """Return what a model's queue and its calls report to."""
+        """Return what a model's queue and its calls report to; at first all of it is 0."""
         if model not in self._models:
             self._models[model] = ModelMetrics()
+            self.refusals.update({(code, model): 0 for code in self._call_codes})
         return self._models[model]
+
+    def expect(
+        self,
+        requests: Iterable[tuple[str, str]],
+        codes: Iterable[str],
+        call_codes: Iterable[str],
+    ) -> None:
+        """
+        Show these at 0 before the first of each: a counter that appears with its first
+        event has no increase to Prometheus.
+
+        `requests` are pairs of route and status; `call_codes` are those of errors of calls
+        whose model is known, which each model has from its loading on.
+        """
+        self.requests.update(dict.fromkeys(requests, 0))
+        self.refusals.update({(code, ""): 0 for code in codes})
+        self._call_codes = tuple(call_codes)
 
     @property
     def runs(self) -> int:
@@ -92,10 +113,12 @@ class Metrics(Collector):
             requests.add_metric(labels, count)
         yield requests
         refusals = CounterMetricFamily(
-            "headwise_refusals", "Requests answered with an error, by its code", labels=["code"]
+            "headwise_refusals",
+            "Requests answered with an error, by its code and the model, where it is known",
+            labels=["code", "model"],
         )
-        for code, count in self.refusals.items():
-            refusals.add_metric([code], count)
+        for labels, count in self.refusals.items():
+            refusals.add_metric(labels, count)
         yield refusals
         yield GaugeMetricFamily(
             "headwise_requests_in_flight", "HTTP requests not yet answered", self.in_flight
@@ -121,6 +144,13 @@ class Metrics(Collector):
             "Memory that the process may hold: its control group's limit, else the machine's",
             self._memory_limit,
         )
+        build = GaugeMetricFamily(
+            "headwise_build_info",
+            "1, with the versions of the service, of Python and of ONNX Runtime, and the provider",
+            labels=list(self.build),
+        )
+        build.add_metric(list(self.build.values()), 1)
+        yield build
         info = GaugeMetricFamily(
             "headwise_model_info",
             "1 for each model that is served, with its version, precision and provider",

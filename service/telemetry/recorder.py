@@ -28,7 +28,7 @@ class Recorder:
         """
         self._metrics.requests[record.route, str(record.status)] += 1
         if record.code:
-            self._metrics.refusals[record.code] += 1
+            self._metrics.refusals[record.code, record.model or ""] += 1
         if record.failure is not None or record.status == 500:
             self.failure(record)
         self._access_log.write(record, level)

@@ -40,6 +40,7 @@ from service.transport.problems import CLOSE, answer_of
 from service.transport.receiving import joined
 from service.transport.request_head import check_head
 from service.transport.standard_headers import Headers
+from service.transport.tls import speaks_no_tls
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Of a request head, or of what follows a body's last chunk, when it does not come in one read."""
@@ -137,7 +138,12 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_made(self._output)  # type: ignore[arg-type]
         self._output.begin()
         self.flow = _Flow(self.transport, self.pipeline)
-        self._start_timer()
+        if speaks_no_tls(transport):
+            self._end_input(
+                InvalidInput("address: this port speaks HTTPS only; expected https://, got no TLS")
+            )
+        else:
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End every request of this connection."""
@@ -319,6 +325,8 @@ class HttpConnection(HttpToolsProtocol):
             return InvalidInput(f"body: expected chunks as HTTP/1.1 defines them; {error}")
         if isinstance(error, httptools.HttpParserCallbackError):
             return InvalidInput("head: expected a path as the target of the request")
+        if "PRI" in str(error):
+            return InvalidInput("head: expected a request of HTTP/1.1, got HTTP/2 (as gRPC uses)")
         return InvalidInput(f"head: expected a request of HTTP/1.1; {error}")
 
     def on_message_begin(self) -> None:

@@ -12,7 +12,7 @@ from service.errors import InvalidInput
 END: Final = b"\r\n\r\n"
 """What ends a request head."""
 
-_NOT_PLAIN: Final = {b"expect", b"transfer-encoding", b"upgrade"}
+_NOT_PLAIN: Final = {b"expect", b"origin", b"transfer-encoding", b"upgrade"}
 _NOT_PLAIN_IN_PATH: Final = b"%?#"
 
 _AT_MOST_ONE: Final = {
@@ -77,7 +77,8 @@ def plain_head(content: bytes | memoryview) -> Head | None:
     Return what a head says if it is that of a plain request.
 
     One is plain when it is HTTP/1.1, gives its body's length, and wants nothing but an
-    answer: no query, escaped path, expectation or upgrade, and no closing of the connection.
+    answer: no query, escaped path, expectation or upgrade, no page of a browser behind it
+    (`Origin`), and no closing of the connection.
     """
     reader = _Reader()
     parser = httptools.HttpRequestParser(reader)

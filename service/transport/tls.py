@@ -1,8 +1,9 @@
 """What the port needs to speak TLS: certificate, private key, and whose certificates to trust."""
 
+import asyncio
 import ssl
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from service.errors import SettingsInvalid
 from service.settings import Settings
@@ -13,7 +14,75 @@ _MAX_PASSWORD_BYTES: Final = 1024
 _CLEANSE_PLAINTEXT: Final = 0x2
 """SSL_OP_CLEANSE_PLAINTEXT, which `ssl` does not name: OpenSSL keeps no copy of a request."""
 
+_NO_TLS: Final = ("HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER")
+"""How OpenSSL names a first record that is none of TLS: some verbs of HTTP, and all else."""
+
 _MISMATCHES: Final = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
+
+
+class _TlsContext(ssl.SSLContext):
+    """Gives each connection the buffer of what is sent: see `_TlsObject`."""
+
+    def wrap_bio(
+        self,
+        incoming: ssl.MemoryBIO,
+        outgoing: ssl.MemoryBIO,
+        server_side: bool = False,
+        server_hostname: str | bytes | None = None,
+        session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:
+        """Return what encrypts one connection; called by the event loop."""
+        made = super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+        if isinstance(made, _TlsObject):
+            made.outgoing = outgoing
+        return made
+
+
+class _TlsObject(ssl.SSLObject):
+    """
+    One connection's TLS, which can answer a caller that speaks plain HTTP, but never hear it.
+
+    A handshake that does not begin with a record of TLS counts as done.  Nothing is read of
+    such a connection, and what is written to it is sent as it is: see `speaks_no_tls`.
+    """
+
+    outgoing: ssl.MemoryBIO
+    """What is sent to the caller."""
+    is_plain = False
+
+    def do_handshake(self) -> None:
+        """Go on with the handshake; as in the base class."""
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            if error.reason not in _NO_TLS:
+                raise
+            self.is_plain = True
+
+    def getpeercert(self, binary_form: bool = False) -> Any:
+        """Return the caller's certificate; as in the base class."""
+        return None if self.is_plain else super().getpeercert(binary_form)
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002 (as in the base class)
+        """Return what the caller sent, decrypted; as in the base class."""
+        if self.is_plain:
+            raise ssl.SSLWantReadError
+        return super().read(len, buffer)
+
+    def write(self, data: Any) -> int:
+        """Encrypt what is sent to the caller; as in the base class."""
+        return self.outgoing.write(data) if self.is_plain else super().write(data)
+
+    def unwrap(self) -> None:
+        """End TLS; as in the base class."""
+        if not self.is_plain:
+            super().unwrap()
+
+
+def speaks_no_tls(transport: asyncio.BaseTransport) -> bool:
+    """Return whether this is a connection to the TLS port on which no TLS is spoken."""
+    tls = transport.get_extra_info("ssl_object")
+    return isinstance(tls, _TlsObject) and tls.is_plain
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext | None:
@@ -33,7 +102,8 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
             if getattr(settings, name) is not None:
                 raise SettingsInvalid(f"{name}: expected tls_cert_file beside it, got none")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _TlsContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sslobject_class = _TlsObject
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= _CLEANSE_PLAINTEXT
     _check_certificates("tls_cert_file", cert)

@@ -48,6 +48,9 @@ WINDOW = "10s"
 
 ANSWER_LIMIT_S = 30
 
+VARIABLES = {"job": "headwise", "instance": ".*", "model": ".*", "__rate_interval": WINDOW}
+"""What a reader of the dashboard has chosen."""
+
 NOT_OURS = {"up", "ALERTS"}
 """Metrics that Prometheus makes itself."""
 
@@ -58,7 +61,9 @@ WORDS = {"or", "and", "unless", "offset", "bool"}
 
 def query(expression: str) -> str:
     """Return a panel's expression with the dashboard's variables filled in."""
-    filled = expression.replace("$model", ".*").replace("$__rate_interval", WINDOW)
+    filled = expression
+    for name, value in VARIABLES.items():
+        filled = filled.replace(f"${name}", value)
     assert "$" not in filled, f"an unknown variable: {filled}"
     return filled
 
@@ -235,17 +240,37 @@ def test_panel_shows_something(prometheus: Prometheus, expression: str) -> None:
 
 
 @needs_tools
-def test_models_can_be_chosen(prometheus: Prometheus, layers: Layers) -> None:
-    """The dashboard's variable offers every model that is served."""
-    [variable] = DASHBOARD["templating"]["list"]
-    found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"])
+@pytest.mark.parametrize("name", ["job", "instance", "model"])
+def test_what_is_shown_can_be_chosen(
+    prometheus: Prometheus, server: Server, layers: Layers, name: str
+) -> None:
+    """The dashboard's variables offer every job, instance and model."""
+    [variable] = [one for one in DASHBOARD["templating"]["list"] if one["name"] == name]
+    found = re.fullmatch(r"label_values\((.+), (\w+)\)", query(variable["query"]))
     assert found
 
     def offered() -> set[str]:
         return set(prometheus.ask(f"label/{found[2]}/values", **{"match[]": found[1]}))
 
-    names = {path.name for path in layers.repository.iterdir()}
-    until(lambda: offered() == names, ANSWER_LIMIT_S)
+    expected = {
+        "job": {"headwise"},
+        "instance": {server.url.removeprefix("http://")},
+        "model": {path.name for path in layers.repository.iterdir()},
+    }
+    until(lambda: offered() == expected[name], ANSWER_LIMIT_S)
+
+
+def test_every_panel_follows_what_was_chosen() -> None:
+    """The source, the job and the instance; only Prometheus's own list of alerts has neither."""
+    [source] = [one for one in DASHBOARD["templating"]["list"] if one["name"] == "source"]
+
+    assert (source["type"], source["query"]) == ("datasource", SOURCE["type"])
+    assert source["current"]["value"] == SOURCE["uid"]
+    for panel in PANELS:
+        for target in panel["targets"]:
+            for metric, matchers in selectors(target["expr"].replace("[$__rate_interval]", "")):
+                chosen = matchers.startswith('{job="$job", instance=~"$instance"')
+                assert chosen or metric == "ALERTS", target["expr"]
 
 
 @needs_tools
@@ -290,16 +315,46 @@ def test_panel_asks_for_metrics_that_exist(server: Server, expression: str) -> N
     assert {metric for metric, _ in selectors(expression)} <= samples | NOT_OURS
 
 
+@needs_tools
+@pytest.mark.fault("E8c")
+def test_first_burst_of_errors_is_an_increase(layers: Layers, tmp_path: Path) -> None:
+    """A counter that appeared with its first event would have no increase: here 50 of 50."""
+    with Server(layers.repository) as fresh:
+        shipped = (DEPLOY / "prometheus.yml").read_text()
+        shipped = shipped.replace("headwise:8000", fresh.url.removeprefix("http://"))
+        shipped = shipped.replace("interval: 15s", f"interval: {SCRAPE_S * 1000:.0f}ms")
+        (tmp_path / "prometheus.yml").write_text(shipped)
+        (tmp_path / "alerts.yml").write_text((DEPLOY / "alerts.yml").read_text())
+        with Prometheus(tmp_path) as watching:
+            queries = (
+                'headwise_requests_total{route="/v1/attention", status="400"}',
+                'headwise_refusals_total{code="invalid_input", model="tiny"}',
+            )
+            until(lambda: all(watching.values(one) == [0.0] for one in queries), ANSWER_LIMIT_S)
+            for _ in range(50):
+                wrong = {"model": "tiny", "embeddings": [[0.5] * 7]}
+                assert fresh.post("/v1/attention", json=wrong).status_code == 400
+            until(
+                lambda: all(
+                    watching.values(f"max_over_time({one}[10m]) - min_over_time({one}[10m])")
+                    == [50.0]
+                    and watching.values(f"increase({one}[10m])") >= [50.0]
+                    for one in queries
+                ),
+                ANSWER_LIMIT_S,
+            )
+
+
 # --- the dashboard ---
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
-    """A title, a sentence, a unit, and the one source of data that is provisioned."""
+    """A title, a sentence, a unit, and the source of data that is chosen at the top."""
     assert panel["title"]
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
-    assert panel["datasource"] == {"type": SOURCE["type"], "uid": SOURCE["uid"]}
+    assert panel["datasource"] == {"type": SOURCE["type"], "uid": "${source}"}
 
 
 def test_panels_do_not_overlap() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from service.api.control import json_object
+from service.settings import Settings
 from service.telemetry.request_record import RECORD, UNMATCHED, RequestRecord
 from service.transport import exchange
 from service.transport.exchange import CONNECTION
 from tests.support.doubles import quiet_server
 from tests.support.layers import Layers
+from tests.support.server import Server
 
 
 class Waiting:
@@ -103,3 +106,26 @@ def test_control_body_of_a_caller_that_has_left_is_not_decompressed(
     asyncio.run(scenario())
 
     assert not calls
+
+
+@pytest.mark.fault("E8")
+def test_what_is_switched_off_names_the_variable_that_switches_it_on(server: Server) -> None:
+    """In the same words everywhere, and the variable is one that there is."""
+    region = {"shared_memory_region": "r", "shared_memory_byte_size": 32}
+    tensor = {"name": "embeddings", "shape": [1, 1, 8], "datatype": "FP32", "parameters": region}
+    switched_off = {
+        "/v2/repository/models/tiny/load": {},
+        "/v2/repository/models/tiny/unload": {},
+        "/v2/logging": {},
+        "/v2/systemsharedmemory/region/r/register": {"key": "/r", "byte_size": 32},
+        "/v2/models/tiny/infer": {"inputs": [tensor]},
+    }
+    for path, body in switched_off.items():
+        answer = server.post(path, json=body)
+
+        assert (answer.status_code, answer.json()["code"]) == (403, "disabled"), path
+        told = re.fullmatch(
+            r".+: switched off; (HEADWISE_\w+)=true switches it on", answer.json()["error"]
+        )
+        assert told, answer.json()
+        assert told[1] in {Settings.variable(name) for name in Settings.model_fields}

@@ -313,7 +313,13 @@ def test_connection_is_kept_after_a_refused_call(server: Server) -> None:
         ("GET", "/docs/assets/nope.js", 404, "not_found", "path: no such endpoint"),
         ("POST", "/v1/attention/", 404, "not_found", "path: no such endpoint"),
         ("GET", "/v1/attention", 405, "method_not_allowed", "method: expected POST, got GET"),
-        ("DELETE", "/v1/models", 405, "method_not_allowed", "method: expected GET, got DELETE"),
+        (
+            "DELETE",
+            "/v1/models",
+            405,
+            "method_not_allowed",
+            "method: expected GET, HEAD, got DELETE",
+        ),
         ("GET", "/v1/models/nope", 404, "unknown_model", "model: expected one of"),
     ],
 )
@@ -369,7 +375,7 @@ def test_model_tells_its_parity_limits_and_inputs(server: Server, name: str) -> 
 def test_metrics_count_calls_stages_and_refusals(server: Server) -> None:
     """Prometheus reads what happened."""
     server.post("/v1/attention", json=GOOD)
-    server.post("/v1/attention", json={})
+    server.post("/v1/attention", json={"model": "tiny", "embeddings": [[0.5] * 7]})
 
     response = server.get("/metrics")
 
@@ -377,7 +383,8 @@ def test_metrics_count_calls_stages_and_refusals(server: Server) -> None:
     for pattern in (
         r'headwise_requests_total{route="/v1/attention",status="200"} [1-9]',
         r'headwise_requests_total{route="/v1/attention",status="400"} [1-9]',
-        r'headwise_refusals_total{code="invalid_input"} [1-9]',
+        r'headwise_refusals_total{code="invalid_input",model="tiny"} [1-9]',
+        r'headwise_build_info{onnxruntime=".+",provider="cpu",python="3.+",version=".+"} 1',
         r'headwise_stage_seconds_count{model="tiny",stage="compute"} [1-9]',
         r"headwise_ready 1",
         r"process_resident_memory_bytes [1-9]",
@@ -417,18 +424,20 @@ def test_request_id_is_the_callers_trace_or_new(
 
 def test_docs_work_without_network(server: Server) -> None:
     """Every asset of the page comes from this server."""
-    page = server.client.get(server.url + "/", follow_redirects=True)
+    page = server.client.get(
+        server.url + "/", headers={"Accept": "text/html,*/*;q=0.8"}, follow_redirects=True
+    )
 
     links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert page.url.path == "/docs"
     assert {link for link in links if not link.startswith("data:")} == {
-        "/docs/assets/swagger-ui-bundle.js",
-        "/docs/assets/swagger-ui.css",
+        "docs/assets/swagger-ui-bundle.js",
+        "docs/assets/swagger-ui.css",
     }
     for link in links:
-        if link.startswith("/"):
-            assert server.get(link).status_code == 200
-    assert "/openapi.json" in page.text
+        if not link.startswith("data:"):
+            assert server.client.get(page.url.join(link)).status_code == 200
+    assert "url: 'openapi.json'" in page.text
 
 
 def test_openapi_describes_every_endpoint_and_its_examples_work(server: Server) -> None:
@@ -437,6 +446,7 @@ def test_openapi_describes_every_endpoint_and_its_examples_work(server: Server) 
 
     assert document["info"]["version"] == __version__
     assert set(document["paths"]) == {
+        "/",
         "/v1/attention",
         "/v1/models",
         "/v1/models/{name}",
@@ -472,11 +482,12 @@ def test_openapi_describes_every_endpoint_and_its_examples_work(server: Server) 
     }
     for path in ("/v1/attention", "/v2/models/{name}/infer"):
         post = document["paths"][path]["post"]
-        example = post["requestBody"]["content"]["application/json"]["example"]
-        response = server.post(path.replace("{name}", "tiny"), json=example)
-        assert response.status_code == 200, response.text
-        required = post["responses"]["200"]["content"]["application/json"]["schema"]["required"]
-        assert set(required) <= set(response.json())
+        answer = post["responses"]["200"]["content"]["application/json"]
+        for example in post["requestBody"]["content"]["application/json"]["examples"].values():
+            response = server.post(path.replace("{name}", "tiny"), json=example["value"])
+            assert response.status_code == 200, response.text
+            assert set(answer["schema"]["required"]) <= set(response.json())
+            assert set(response.json()) <= set(answer["example"])
         assert {"400", "404", "408", "413", "429", "503", "504"} <= set(post["responses"])
 
 
@@ -549,6 +560,17 @@ def resident_mb(server: Server) -> float:
     """Return the server's resident memory."""
     pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.fault("E8b")
+def test_preface_of_http2_is_answered_in_words(server: Server) -> None:
+    """A client of gRPC, or one with prior knowledge of HTTP/2, gets no riddle of the parser's."""
+    with connect(server) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        answer = connection.makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"head: expected a request of HTTP/1.1, got HTTP/2 (as gRPC uses)" in answer
 
 
 def test_client_that_offers_http2_keeps_its_body(server: Server) -> None:

@@ -70,7 +70,7 @@ def test_request_head_that_is_refused_is_counted_and_logged_once(strict: Server,
     """As any other request: by route and status, by code, and with a line."""
     head, status, code = REFUSED_HEADS[name]
     requests = f'headwise_requests_total{{route="unmatched",status="{status}"}}'
-    refusals = f'headwise_refusals_total{{code="{code}"}}'
+    refusals = f'headwise_refusals_total{{code="{code}",model=""}}'
     before = counted(strict, requests), counted(strict, refusals)
     lines_before = len(refused_heads_of(strict.whole_log()))
 
@@ -261,8 +261,8 @@ def test_request_is_in_flight_until_its_one_line_whatever_becomes_of_it(
 
     [record] = log.records
     assert (record.route, record.status, record.code) == (INFER, ending.status, ending.code)
-    assert server.metrics.requests == {(INFER, str(ending.status)): 1}
-    assert server.metrics.refusals == ({} if ending.code is None else {ending.code: 1})
+    assert +server.metrics.requests == {(INFER, str(ending.status)): 1}
+    assert +server.metrics.refusals == ({} if ending.code is None else {(ending.code, "tiny"): 1})
     assert server.lifecycle.in_flight == 0
     assert server.metrics.unsent_answer_bytes == 0
     assert server.metrics.of_model("tiny").queue_calls == 0

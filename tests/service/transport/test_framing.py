@@ -141,6 +141,7 @@ def test_late_body_of_a_refused_request_is_passed_over_whole(server: Server, bod
     assert b'"id":"mine"' in found[1][1]
 
 
+@pytest.mark.fault("B1", "E8b")
 def test_websocket_offer_is_ignored_without_a_warning(layers: Layers) -> None:
     """Nothing is missing: no protocol but HTTP is spoken here."""
     with Server(layers.repository) as server:

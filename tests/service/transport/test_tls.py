@@ -11,7 +11,7 @@ import subprocess
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.client import HTTPSConnection
+from http.client import HTTPConnection, HTTPSConnection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -273,10 +273,32 @@ def test_handshakes_that_stall_or_fail_hold_up_nobody_and_do_not_flood_the_log(
         log = server.log()
 
     assert (answer.status_code, again.status_code) == (200, 200)
-    assert not refused.startswith(b"HTTP")
+    assert refused.startswith(b"HTTP/1.1 400 ")
     assert server.process.returncode == 0
     assert "Traceback" not in log
     assert all(line.startswith("{") for line in log.splitlines()), log
+
+
+@pytest.mark.fault("E8b")
+@pytest.mark.parametrize("verb", ["GET", "HEAD", "POST", "DELETE", "OPTIONS"])
+def test_plain_http_on_the_tls_port_is_answered_in_plain_http(secure: Server, verb: str) -> None:
+    """Who forgot the s of https reads what to do, and the operator has a line in the log."""
+    before = metric(secure, 'headwise_requests_total{route="unmatched",status="400"}')
+    plain = HTTPConnection(*address(secure), timeout=30)
+
+    plain.request(verb, "/v1/attention", body=b"{}" if verb == "POST" else None)
+    answer = plain.getresponse()
+    body = answer.read()
+
+    assert (answer.status, answer.headers["connection"]) == (400, "close")
+    if verb != "HEAD":
+        assert orjson.loads(body) == {
+            "error": "address: this port speaks HTTPS only; expected https://, got no TLS",
+            "code": "invalid_input",
+        }
+    after = metric(secure, 'headwise_requests_total{route="unmatched",status="400"}')
+    assert after == before + 1
+    assert secure.get("/v2/health/ready").status_code == 200
 
 
 @pytest.mark.parametrize(
