@@ -60,6 +60,7 @@ class Connection:
         self._parser = httptools.HttpResponseParser(self)
         self._whole = False
         self._keeps_alive = True
+        self._keeps_sending = True
         self._parts: list[bytes] = []
         self._clear()
 
@@ -106,15 +107,8 @@ class Connection:
         self._clear()
         self.keep = keep
         self.state = "busy"
-        try:
-            sent = self.socket.send(request)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            sent = 0
-        except OSError as error:
-            raise ConnectionLost from error
-        if sent < len(request):
-            self._rest = memoryview(request)[sent:]
-            self.wish = "write"
+        self._rest, self.wish = memoryview(request), "write"
+        self.flush()
 
     def flush(self) -> None:
         """
@@ -129,6 +123,10 @@ class Connection:
             sent = self.socket.send(self._rest)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
+        except (BrokenPipeError, ConnectionResetError):
+            # The server reads no more; what it answered before, a refusal, may still be read.
+            self._keeps_sending = False
+            sent = len(self._rest)
         except OSError as error:
             raise ConnectionLost from error
         self._rest = self._rest[sent:]
@@ -161,7 +159,7 @@ class Connection:
             if self._whole:
                 if moment is not None:
                     self.lay_s = max(0.0, time.time() - moment)
-                if self._keeps_alive:
+                if self._keeps_alive and self._keeps_sending and self._rest is None:
                     self.state = "free"
                 else:
                     self.close()
@@ -243,14 +241,25 @@ class Connection:
         self._whole = True
 
 
-def resolve(endpoint: Endpoint) -> Address:
+def resolve(endpoint: Endpoint, *, limit_s: float) -> Address:
     """
-    Return the address of an endpoint, looked up once for all connections.
+    Return the first address of an endpoint's name that takes a connection within `limit_s`.
+
+    A name may have several, `localhost` those of IPv6 and IPv4, and a server may listen on one
+    of them alone; one is looked for, and all connections of a load use it.
 
     Raises:
-        OSError: the name has none.
+        OSError: the name has no address, or why the first one took no connection.
     """
-    family, _, _, _, address = socket.getaddrinfo(
+    refusals: list[OSError] = []
+    for family, kind, protocol, _, address in socket.getaddrinfo(
         endpoint.host, endpoint.port, type=socket.SOCK_STREAM
-    )[0]
-    return family, address
+    ):
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.settimeout(limit_s)
+                probe.connect(address)
+            return family, address
+        except OSError as error:  # also where this machine has no such family
+            refusals.append(error)
+    raise refusals[0]

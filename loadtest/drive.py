@@ -140,6 +140,7 @@ class _Open(Load):
                 if measured:
                     self.records.lag.append(sent - due)
                 return
+        self.records.waited += measured
         self._waiting.append((due, index))
 
     def freed(self, slot: Slot) -> None:

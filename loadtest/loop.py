@@ -330,7 +330,8 @@ class Load:
     def _open_all(self) -> None:
         self._epoch = clock()
         try:
-            self._address = resolve(self._endpoint)
+            self._address = resolve(self._endpoint, limit_s=_OPEN_LIMIT_S)
+            self.records.address = str(self._address[1][0])
             for slot in self._slots:
                 self._open(slot, strict=True)
             while waiting := [s for s in self._slots if not s.connection.is_free]:

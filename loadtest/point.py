@@ -66,6 +66,16 @@ class Point:
             "clients": self.clients,
             "connections": self.slots,
             "work": self.work.as_dict(),
+            "options": {
+                "seed": self.seed,
+                "bodies": self.bodies,
+                "check": self.check,
+                "repository": None if self.repository is None else str(self.repository),
+                "count": self.plan.count,
+                "duration_s": None if self.plan.count is not None else self.plan.seconds,
+                "warmup_s": self.plan.warmup_s,
+                "timeout_s": self.plan.timeout_s,
+            },
         }
 
     @property
@@ -98,6 +108,7 @@ def measure(target: Target, point: Point, watch: Watch | None = None) -> dict[st
         records.checked, records.wrong = checker.checked, checker.wrong
         return {
             **point.as_dict(),
+            "address": records.address,
             **figures_of(records),
             "decode_ms": given.decode_ms(records.bodies),
             "interrupted": records.interrupted,

@@ -47,6 +47,8 @@ class Records:
     """The word in the body of answers other than 200."""
     bodies: list[tuple[int, bytes, int | None]] = field(default_factory=list)
     """Answers that were kept: which request, body, length of its JSON part."""
+    waited: int = 0
+    """Calls that were due when no connection was free."""
     checked: int = 0
     wrong: int = 0
     warmup_s: float = 0.0
@@ -55,6 +57,8 @@ class Records:
     cpu_share: float = 0.0
     """Cores that the generator's process used in it."""
     interrupted: bool = False
+    address: str = ""
+    """Of the server: the one of its name's addresses that took the connections."""
 
     @property
     def offered(self) -> int:

@@ -40,7 +40,8 @@ def run_job(job: Job, command: list[str], screen: Console) -> int:
         LoadTestError: nothing could be measured.
     """
     found = raw.Raw(command, describe(), _server(job.target), raw.now())
-    found.points = list(job.there)
+    if job.before is not None:
+        found.go_on_with(job.before, measures_more=bool(job.points))
     found.slo = job.objective.text if job.objective is not None else None
     if job.raw is not None:
         found.write(job.raw)  # now, not after an hour, is it told that it cannot be
@@ -59,7 +60,7 @@ def run_job(job: Job, command: list[str], screen: Console) -> int:
                 if not runner.run(point, of=len(job.points)):
                     break
         found.ended = raw.now()
-    _show(found.as_dict())
+    _show(job, found)
     if job.raw is not None and found.points:
         display.say(f"raw file: {job.raw}")
     if found.interrupted:
@@ -95,9 +96,14 @@ def _is_broken(job: Job, runner: "_Runner", display: Display) -> bool:
     return bool(runner.broken)
 
 
-def _show(found: dict[str, Any]) -> None:
-    # In a file or a pipe there is no width to keep to.
-    show(found, Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH))
+def _show(job: Job, found: raw.Raw) -> None:
+    stream = sys.stderr if job.prints_json else sys.stdout
+    if job.prints_json:
+        print(found.as_json())
+    if not (job.prints_json and job.quiet):
+        # In a file or a pipe there is no width to keep to.
+        width = None if stream.isatty() else _FILE_WIDTH
+        show(found.as_dict(), Console(file=stream, emoji=False, width=width))
 
 
 class _Runner:

@@ -11,7 +11,7 @@ from hdrh.histogram import HdrHistogram
 
 from loadtest.records import FAILURES, Records
 
-PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "p99.9": 99.9}
+PERCENTILES: Final = {"p50": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0, "p99.9": 99.9}
 
 _MOST_US: Final = 3_600_000_000
 """An hour: no call may take longer."""
@@ -66,6 +66,7 @@ def figures_of(records: Records) -> dict[str, Any]:
         "windows": windows(records),
         "lag_ms": _spread(np.array(records.lag) * 1e3, p50=50, p99=99, max=100),
         "cpu_share": records.cpu_share,
+        "waited": records.waited,
         "checked": records.checked,
         "wrong": records.wrong,
     }

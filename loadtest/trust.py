@@ -24,6 +24,8 @@ class Limits:
     """... or in milliseconds, where that is more."""
     errors: float = 0.01
     """Share of calls without a good answer that is worth a word; it says nothing on trust."""
+    waited: float = 0.001
+    """Share of calls that found no connection free that is worth a word."""
 
 
 DEFAULT: Final = Limits()
@@ -54,7 +56,7 @@ def warnings_of(
         *_wrong(point),
         *_bottleneck(point, null_calls_per_s, limits),
         *_unstable(point, limits),
-        *_unsent(point),
+        *_unsent(point, limits),
         *_errors(point, limits),
     ]
 
@@ -95,14 +97,15 @@ def _unstable(point: dict[str, Any], limits: Limits) -> list[str]:
     ]
 
 
-def _unsent(point: dict[str, Any]) -> list[str]:
+def _unsent(point: dict[str, Any], limits: Limits) -> list[str]:
     waited = point["latency_ms"]["p99"] - point["sent_ms"]["p99"]
     if point["model"] != "open" or waited <= max(1.0, 0.1 * point["latency_ms"]["p99"]):
         return []
-    if (point["lag_ms"]["p99"] or 0.0) >= waited:
-        return []  # told as the generator's own
+    if point["waited"] <= limits.waited * point["offered"]:
+        return []  # they were late for another reason, which is told as the generator's own
     return [
-        "calls waited for a free connection: more --connections, or a rate that the server can take"
+        f"{point['waited'] / point['offered']:.1%} of calls waited for a free connection: more"
+        " --connections, or a rate that the server can take"
     ]
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from loadtest.notation import Objective
+from loadtest.notation import Objective, needed_calls
 from loadtest.report.measurement import (
     Capacity,
     Latency,
@@ -60,9 +61,28 @@ def _doubts(measurement: Measurement) -> list[str]:
     found = list(measurement.warnings)
     if measurement.interrupted:
         found.append("The measurement was interrupted: points may be missing.")
+    found += [
+        f"resumed at {again.started} on another machine or version: {again.client.summary}, where"
+        f" it began on {measurement.client.summary}"
+        for again in measurement.resumed
+        if again.client != measurement.client
+    ]
     for point in _judged(measurement):
         found += [f"{point.id}: {warning}" for warning in doubts(point)]
+        found += _unsupported(point, measurement.objective)
     return found
+
+
+def _unsupported(point: Point, objective: Objective | None) -> list[str]:
+    """Return what an objective is held against that too few calls support."""
+    if objective is None:
+        return []
+    calls = point.latency_ms.count
+    return [
+        f"{point.id}: {figure} of {plural(calls, 'call')} is held against {objective.text};"
+        f" it takes {count(needed_calls(figure))}: measure for longer"
+        for figure in objective.unsupported(calls)
+    ]
 
 
 def _judged(measurement: Measurement) -> Sequence[Point]:
@@ -95,7 +115,10 @@ def flaws(point: Point) -> list[str]:
 
 
 def _is_ordered(latency: Latency) -> bool:
-    rising = [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.max]
+    rising = [
+        *(latency.p50, latency.p90, latency.p95),
+        *(latency.p99, latency.p99_9, latency.max),
+    ]
     known = [value for value in rising if value is not None]
     return known == sorted(known)
 
@@ -125,7 +148,11 @@ def subject(measurement: Measurement) -> str:
     points = measurement.points
     common = shared(points)
     detail = f": {common}" if common else ""
-    return printable(f"{name}{what} at {server.url}, {plural(len(points), 'point')}{detail}.")
+    called = {point.address for point in points} - {"", urlsplit(server.url).hostname}
+    address = f" ({', '.join(sorted(called))})" if called else ""
+    return printable(
+        f"{name}{what} at {server.url}{address}, {plural(len(points), 'point')}{detail}."
+    )
 
 
 def best(points: Sequence[Point], objective: Objective | None) -> Point | None:

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 
+from loadtest.notation import needed_calls
 from loadtest.report.measurement import Point, Work
 
 NOTHING = "\N{EN DASH}"
 """What stands where there is no number."""
+
+THIN = "~"
+"""What stands before a percentile that too few calls support."""
 
 _GAP = "\N{NARROW NO-BREAK SPACE}"
 
@@ -24,6 +28,11 @@ def number(value: float | None) -> str:
 def count(value: float | None) -> str:
     """Return a whole number, thousands set apart."""
     return NOTHING if value is None else f"{value:,.0f}".replace(",", _GAP)
+
+
+THIN_MEANS = f"{THIN} too few calls to say; it takes " + ", ".join(
+    f"{count(needed_calls(figure))} for {figure}" for figure in ("p95", "p99", "p99.9")
+)
 
 
 def ms(value: float | None) -> str:
@@ -57,7 +66,9 @@ def printable(text: str) -> str:
 
 
 def shape(work: Work) -> str:
-    """Return batch by length."""
+    """Return batch by length, or the file of the bodies."""
+    if work.body:
+        return work.body
     return f"{work.rows} × {work.length}"  # noqa: RUF001 (the sign itself)
 
 

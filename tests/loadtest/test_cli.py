@@ -173,13 +173,13 @@ def test_silence_is_told_once_until_an_answer_comes() -> None:
 
 def test_point_is_told_in_plain_numbers() -> None:
     """Four digits are no power of ten."""
-    latency = {"count": 2, "p50": 9.94, "p90": 1034.0, "p99": 1034.0, "max": 1034.0}
+    latency = {"count": 2, "p50": 9.94, "p95": 1034.0, "p99": 1034.0, "max": 1034.0}
 
     told = result_text({"id": "a", "latency_ms": latency, "good_per_s": 1070.9, "offered": 3})
 
     gap = "\N{NARROW NO-BREAK SPACE}"
     assert told == (
-        f"a: p50 9.94  p90 1{gap}034  p99 1{gap}034  max 1{gap}034 ms  1{gap}071 good/s  1 not good"
+        f"a: p50 9.94  p95 1{gap}034  p99 1{gap}034  max 1{gap}034 ms  1{gap}071 good/s  1 not good"
     )
 
 
@@ -257,23 +257,64 @@ def test_interruption_amid_the_only_point_tells_what_was_measured(tmp_path: Path
     assert "interrupted" in output
 
 
+@pytest.mark.fault("F5")
 def test_resumed_test_is_the_same_test(tmp_path: Path) -> None:
-    """Not of another server, nor of another length."""
+    """Not of another server, nor with an option that changes what is measured."""
     file = tmp_path / "raw.json"
     with Stub() as stub, Stub() as other:
         argv = ("--rate", 50, "--duration", "0.5s", "--raw", file, *QUICK)
         assert load(stub.url, *argv)[0] == 0
 
         elsewhere = load(other.url, *argv, "--resume")
-        longer = load(stub.url, *argv, "--resume", "--duration", "2s")
+        others = {
+            words: load(stub.url, *argv, "--resume", *words)
+            for words in (
+                ("--duration", "2s"),
+                ("--seed", "1"),
+                ("--bodies", "3"),
+                ("--warmup", "1s"),
+                ("--timeout", "2s"),
+                ("--connections", "7"),
+                ("--check",),
+            )
+        }
+        judged = load(stub.url, *argv, "--resume", "--slo", "p99<1s")
         anew = load(other.url, *argv, "--overwrite")
 
     assert elsewhere[0] == 2
     assert f"--resume: the raw file is of {stub.url} with model stub, not of" in elsewhere[2]
-    assert longer[0] == 2
-    assert "--resume: binary 1x8 weights=off 50/s was measured for another time" in longer[2]
+    for words, (code, _, errors) in others.items():
+        assert code == 2, words
+        name = words[0].removeprefix("--")
+        assert f"--resume: binary 1x8 weights=off 50/s was measured with {name}" in errors
+    assert judged[0] == 2
+    assert "--resume: the raw file was measured with --slo none, not p99<1s" in judged[2]
     assert anew[0] == 0
     assert written(file)["server"]["url"] == other.url
+
+
+@pytest.mark.fault("F5")
+def test_resuming_keeps_how_the_measurement_began(tmp_path: Path) -> None:
+    """First command, start, machine and objective; each later command beside them."""
+    file = tmp_path / "raw.json"
+    with Stub() as stub:
+        argv = ("-d", "0.2s", "--raw", file, *QUICK)
+        assert load(stub.url, *argv, "-r", 50, "--slo", "p99<1h")[0] == 0
+        first = written(file)
+        assert load(stub.url, *argv, "-r", "50,60", "--resume")[0] == 0
+        second = written(file)
+        assert load(stub.url, *argv, "-r", "50,60", "--resume")[0] == 0
+        third = written(file)
+        code, output, _ = load("report", file)
+
+    kept = ("command", "started", "client", "slo")
+    assert {name: second[name] for name in kept} == {name: first[name] for name in kept}
+    assert second["points"][0] == first["points"][0]
+    [again] = second["resumed"]
+    assert again["command"][-3:] == ["-r", "50,60", "--resume"]
+    assert third["resumed"] == second["resumed"], "nothing was left to measure"
+    assert code == 0
+    assert "another machine" not in output
 
 
 def test_wrong_answers_make_the_result_untrustworthy(tmp_path: Path) -> None:

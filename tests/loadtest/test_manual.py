@@ -53,6 +53,8 @@ def test_load_commands_do_what_they_say(served: Server, tmp_path: Path) -> None:
     commands = starting_with("python", "-m", "loadtest")
     assert len(commands) > 7
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    [bodies] = re.findall(r"```jsonl\n(.*?)```", MANUAL, re.DOTALL)
+    (tmp_path / "calls.jsonl").write_text(bodies)
 
     for argv in commands:
         words = [word.replace(f"http://{ADDRESS}", served.url) for word in argv[1:]]
@@ -72,7 +74,7 @@ def test_load_commands_do_what_they_say(served: Server, tmp_path: Path) -> None:
 
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {
-        *("before.json", "after.json", "rates.json", "shapes.json", "clients.json"),
+        *("calls.jsonl", "before.json", "after.json", "rates.json", "shapes.json", "clients.json"),
         *("capacity.json", "report.html", "report.csv", "all.html", "both.html"),
     }
     assert "p99 by batch and length" in (tmp_path / "all.html").read_text()

@@ -93,6 +93,7 @@ def test_nothing_good_has_no_figures_rather_than_zeros() -> None:
         "mean": None,
         "p50": None,
         "p90": None,
+        "p95": None,
         "p99": None,
         "p99.9": None,
         "max": None,

@@ -21,6 +21,7 @@ def point(**changes: Any) -> dict[str, Any]:
         "windows": [{"count": 200, "p50": 5.0 + i / 10} for i in range(5)],
         "lag_ms": {"p50": 0.1, "p99": 0.3, "max": 1.0},
         "cpu_share": 0.2,
+        "waited": 0,
         "checked": 0,
         "wrong": 0,
     }
@@ -84,9 +85,18 @@ def test_refusals_are_told_and_do_not_spoil_the_figures() -> None:
 
 def test_calls_that_waited_for_a_connection_are_told() -> None:
     """More connections, or less load."""
-    told = warnings_of(point(sent_ms={"count": 1000, "p50": 2.0, "p99": 3.0}), None)
+    late = {"count": 1000, "p50": 2.0, "p99": 3.0}
+    told = warnings_of(point(sent_ms=late, waited=20), None)
 
-    assert told[0].startswith("calls waited for a free connection")
+    assert told[0].startswith("2.0% of calls waited for a free connection")
+
+
+@pytest.mark.fault("F7")
+def test_calls_that_were_late_for_another_reason_did_not_wait_for_a_connection() -> None:
+    """A free one was there: the load tester itself was late, which its lag tells."""
+    late = {"count": 1000, "p50": 2.0, "p99": 3.0}
+
+    assert warnings_of(point(sent_ms=late, waited=0), None) == []
 
 
 def test_windows_with_few_answers_say_nothing_of_stability() -> None:

@@ -14,6 +14,7 @@ and prints it; it ends when its input does.  It has one model, `stub`, of one in
     timing       what `Server-Timing` says
     chunked      true = bodies come in chunks, without a length
     closes       true = every answer ends its connection
+    most_bytes   a longer body is answered 413 at once, and the connection closed unread
 
 `GET /kept` tells how many milliseconds each delayed call really took here, and `GET /calls` how
 many calls of the load it has got; those that the load tester makes to look whether all is well,
@@ -158,7 +159,13 @@ class _Server:
         if end < 0:
             return
         found = _LENGTH.search(caller.received, 0, end)
-        whole = end + 4 + (int(found[1]) if found else 0)
+        length = int(found[1]) if found else 0
+        if length > self.spec.get("most_bytes", length):
+            refusal = b'{"error": "body: at most so many", "code": "large"}'
+            self.write(caller, _answer(413, refusal, "Connection: close"))
+            self.drop(caller)
+            return
+        whole = end + 4 + length
         if len(caller.received) < whole:
             return
         head, body = bytes(caller.received[:end]), bytes(caller.received[end + 4 : whole])
