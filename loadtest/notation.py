@@ -143,3 +143,7 @@ class Objective:
             if latency_ms[figure] >= bound:
                 return f"{figure} {latency_ms[figure]:.3g} ms, not below {bound:g} ms"
         return None
+
+
+ANY: Final = Objective(f"errors<{_DEFAULT_ERRORS:.0%}", {})
+"""What every load is held against, where no objective is given."""

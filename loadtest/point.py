@@ -65,6 +65,7 @@ class Point:
             "rate": self.rate,
             "clients": self.clients,
             "connections": self.slots,
+            "attempt": self.attempt,
             "work": self.work.as_dict(),
         }
 
@@ -98,6 +99,7 @@ def measure(target: Target, point: Point, watch: Watch | None = None) -> dict[st
         records.checked, records.wrong = checker.checked, checker.wrong
         return {
             **point.as_dict(),
+            "planned": point.plan.count,
             **figures_of(records),
             "decode_ms": given.decode_ms(records.bodies),
             "interrupted": records.interrupted,

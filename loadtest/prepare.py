@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from loadtest.answers import agree
+from loadtest.calls import GOOD
 from loadtest.endpoint import Reply
 from loadtest.errors import TargetRefused
 from loadtest.formats import Message, decode, encode, v2_binary
 from loadtest.oip import HEADER_LENGTH, Arrays
 from loadtest.plan import RequestsOf
-from loadtest.records import GOOD
 from loadtest.shared_memory import Regions
 from loadtest.target import Target
 from loadtest.work import Tensors, Work, draw_tensors
