@@ -15,9 +15,10 @@ from typing import Final
 from loadtest.arrivals import Arrivals, moments
 from loadtest.calls import CONNECTION_LOST, INTERRUPTED, NOT_SENT
 from loadtest.endpoint import Endpoint
-from loadtest.loop import Load, Observer, Slot
-from loadtest.plan import DEFAULT_PLAN, Examine, Plan, RequestsOf, Watch
+from loadtest.loop import Load
+from loadtest.plan import DEFAULT_PLAN, Examine, Observer, Plan, RequestsOf, Watch
 from loadtest.records import Records
+from loadtest.slot import Slot
 from loadtest.urgency import ahead_of_others
 
 _AWAKE_S: Final = 0.0008
@@ -134,15 +135,14 @@ class _Open(Load):
         return inf if is_last or moment >= self._end else moment
 
     def _offer(self, due: float) -> None:
-        self._offered += self._is_measuring
+        self._offered += self._recorder.is_measuring
         index = self._next_index()
         while self._free:
             slot = self._free.popleft()
             slot.is_listed = False
             if slot.connection.is_free:
                 sent = self._begin(slot, due, index)
-                if self._is_measuring:
-                    self._lags.append(sent - due)
+                self._recorder.add_lag(sent - due)
                 return
         self._waiting.append((due, index))
 
@@ -184,15 +184,15 @@ class _Closed(Load):
     def freed(self, slot: Slot) -> None:
         if self._stopped_at is not None or not self.is_sending(self.now):
             return
-        self._offered += self._is_measuring
+        self._offered += self._recorder.is_measuring
         sent = self._begin(slot, None, self._next_index())
-        if self._is_measuring and slot.read:
-            self._lags.append(sent - slot.read)
+        if slot.read:
+            self._recorder.add_lag(sent - slot.read)
 
     def failed_to_open(self, slot: Slot) -> None:
         """A client that finds nobody has made a call in vain."""
         if self._stopped_at is None or slot.sent < self._stopped_at:
-            self._offered += self._is_measuring
+            self._offered += self._recorder.is_measuring
             self._record_unsent(slot.sent, CONNECTION_LOST)
 
     @property

@@ -7,25 +7,24 @@ here are due between them.
 
 import contextlib
 import gc
-import re
 import select
 import selectors
 import time
-from array import array
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import nan
 from typing import Final
 
 import numpy as np
 
-from loadtest.calls import CONNECTION_LOST, GOOD, INTERRUPTED, TIMED_OUT, Calls
+from loadtest.calls import CONNECTION_LOST, INTERRUPTED, TIMED_OUT
 from loadtest.connection import Connection, ConnectionLost, resolve
 from loadtest.endpoint import Endpoint, reason_of
 from loadtest.errors import Unreachable
-from loadtest.plan import Examine, Live, Plan, RequestsOf, Watch
+from loadtest.plan import Live, Observer, Plan, RequestsOf
+from loadtest.recorder import Recorder
 from loadtest.records import Records
+from loadtest.slot import Slot
 from loadtest.timestamps import clock_flaw
 from loadtest.urgency import allow_files, sharpen_timers
 
@@ -35,44 +34,11 @@ _TELL_S: Final = 0.25
 """How often it is told how the load goes, and calls that have ended are counted and let go."""
 _RETRY_S: Final = 0.1
 _OPEN_LIMIT_S: Final = 15.0
-_MOST_KEPT_BYTES: Final = 64 * 2**20
-"""Of answers that are kept to be read afterwards."""
 _LAST_ANSWERS_S: Final = 1.0
 """After an interruption, time for the answers that are under way."""
-_CODE = re.compile(rb'"code"\s*:\s*"(\w{1,64})"')
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 clock = time.perf_counter
-
-
-@dataclass(frozen=True)
-class Observer:
-    """Who is told what."""
-
-    watch: Watch | None
-    keep: int
-    examine: Examine | None
-    every: bool
-    keep_calls: bool = False
-
-
-class Slot:
-    """One place for a connection; the connection in it is replaced when it is lost."""
-
-    def __init__(self, number: int, requests: Sequence[bytes]) -> None:
-        self.number = number
-        self.requests = requests
-        self.connection: Connection
-        self.is_listed = False
-        """Whether an open load has it among those to be used next."""
-        self.fd = -1
-        self.events = 0
-        self.due = 0.0
-        self.sent = 0.0
-        """When its call was sent; while it connects, when it began to."""
-        self.read = 0.0
-        """When its last answer was read."""
-        self.index = 0
 
 
 class Load:
@@ -89,11 +55,7 @@ class Load:
         self._observer = observer
         self.plan = plan
         self.records = Records(plan.warmup_s, plan.seconds, keep_calls=observer.keep_calls)
-        self._ended = Calls()
-        """Calls that have ended and are not counted yet."""
-        self._lags = array("d")
-        self._is_measuring = False
-        """True from the end of the warm-up on: what is under way then is measured as well."""
+        self._recorder = Recorder(self.records, observer)
         self._endpoint = endpoint
         self._tls = endpoint.tls()
         self._selector = selectors.DefaultSelector()
@@ -102,7 +64,6 @@ class Load:
         self._turn = 0
         self._offered = 0
         """Calls of the measured part that were begun, or wait."""
-        self._kept_bytes = 0
         self._busy: set[Slot] = set()
         self._opening: set[Slot] = set()
         """Slots whose connections are being made."""
@@ -132,7 +93,7 @@ class Load:
                 self._begin_to_measure(0.0)
             self.begin()
             self._loop()
-            self._count()
+            self._recorder.count()
         finally:
             gc.enable()
             gc.unfreeze()
@@ -181,7 +142,7 @@ class Load:
         next_look = 0.0
         while True:
             now = self.now
-            if not self._is_measuring and now >= self.plan.warmup_s:
+            if not self._recorder.is_measuring and now >= self.plan.warmup_s:
                 self._begin_to_measure(now)
             wake = self.send_due(now)
             if now >= next_look:
@@ -197,7 +158,7 @@ class Load:
 
     def _begin_to_measure(self, now: float) -> None:
         """End the warm-up; calls of it that have no answer yet are measured from here on."""
-        self._is_measuring = True
+        self._recorder.is_measuring = True
         self._offered = len(self._busy) + self.waiting
         self._cpu_at_start, self._measured_from = time.process_time(), now
 
@@ -270,22 +231,17 @@ class Load:
         watch = self._observer.watch
         going_on = watch is None or watch(self._live(now))
         self._told_at = now
-        self._count()
+        self._recorder.count()
         if not going_on and not self.records.interrupted:
             self.records.interrupted = True
             self.stop()
             if self._stopped_at is None:
                 self._measured_until(now)
 
-    def _count(self) -> None:
-        """Count the calls that have ended, and let them go."""
-        self.records.fold(self._ended, self._lags)
-        self._ended, self._lags = Calls(), array("d")
-
     def _measured_until(self, now: float) -> None:
         """Close the measured part."""
         self._stopped_at = now
-        if self._is_measuring and now > self._measured_from:
+        if self._recorder.is_measuring and now > self._measured_from:
             used = time.process_time() - self._cpu_at_start
             self.records.cpu_share = used / (now - self._measured_from)
         self.records.seconds = max(0.0, min(now, self._end) - self.plan.warmup_s)
@@ -293,7 +249,7 @@ class Load:
             self.records.end_at(self.records.seconds)
 
     def _live(self, now: float) -> Live:
-        latency = self._ended.latencies_s() * 1e3
+        latency = self._recorder.latencies_s() * 1e3
         p50, p99 = np.percentile(latency, (50, 99)) if latency.size else (nan, nan)
         return Live(
             elapsed_s=now,
@@ -313,7 +269,7 @@ class Load:
         slot.due = sent if due is None else due
         slot.index = index
         self._busy.add(slot)
-        keep = self._observer.every or self._has_room()
+        keep = self._recorder.wants_body
         try:
             slot.connection.send(slot.requests[index], keep=keep)
         except ConnectionLost:
@@ -330,42 +286,12 @@ class Load:
         return index
 
     def _record(self, slot: Slot, outcome: int) -> None:
-        # An answer is there when it has come, however late this process is woken for it.
         slot.read = self.now
         self._busy.discard(slot)
-        if not self._is_measuring:
-            return
-        records, connection = self.records, slot.connection
-        done, total_s = slot.read, nan
-        if outcome > 0:
-            done -= connection.lay_s
-        if outcome == GOOD:
-            if connection.timing is not None:
-                total_s = records.add_timing(connection.timing)
-            if connection.keep:
-                self._keep(slot, connection)
-        elif outcome > 0 and (found := _CODE.search(connection.body)):
-            records.add_code(found[1].decode())
-        self._ended.add(slot.due, slot.sent, done, slot.read, total_s, outcome)
-
-    def _keep(self, slot: Slot, connection: Connection) -> None:
-        body: bytes | None = connection.body
-        if self._observer.examine is not None:
-            body = self._observer.examine(
-                slot.index, slot.number, connection.body, connection.header_length
-            )
-        if body is not None and self._has_room():
-            self._kept_bytes += len(body)
-            self.records.bodies.append((slot.index, body, connection.header_length))
-
-    def _has_room(self) -> bool:
-        kept = len(self.records.bodies)
-        return kept < self._observer.keep and (not kept or self._kept_bytes < _MOST_KEPT_BYTES)
+        self._recorder.add(slot, outcome)
 
     def _record_unsent(self, due: float, outcome: int) -> None:
-        if self._is_measuring:
-            now = self.now
-            self._ended.add(due, nan, now, now, nan, outcome)
+        self._recorder.add_unsent(due, self.now, outcome)
 
     # Connections.
 

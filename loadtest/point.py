@@ -65,7 +65,6 @@ class Point:
             "rate": self.rate,
             "clients": self.clients,
             "connections": self.slots,
-            "attempt": self.attempt,
             "work": self.work.as_dict(),
         }
 

@@ -123,8 +123,6 @@ class Point(_Value):
     arrivals: str | None = None
     rate: float | None = Field(default=None, gt=0)
     clients: int | None = Field(default=None, gt=0)
-    attempt: int = 1
-    """Which time it was measured: a search tries a rate that broke the objective once more."""
     work: Work
     warmup_s: float = 0.0
     seconds: float = Field(gt=0)

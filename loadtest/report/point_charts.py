@@ -11,7 +11,7 @@ from loadtest.report.markup import Markup, tag
 from loadtest.report.measurement import STAGES, Point
 from loadtest.report.sections import figure, table
 from loadtest.report.verdict import doubts
-from loadtest.report.words import NOTHING, count, labels, ms, number, plural
+from loadtest.report.words import NOTHING, count, hides, labels, ms, number, plural
 
 MOST_LINES = 6
 """Percentile curves in one chart; of more, as many are drawn, evenly chosen."""
@@ -26,10 +26,10 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
     """Return percentiles over the load, the objective, and where saturation begins."""
     drawn = []
     for name, look in PERCENTILES:
-        pairs = [(p.load, p.latency_at(name)) for p in curve.points]
-        known = [(x, y) for x, y in pairs if y]
-        if known:
-            drawn.append(Line(name, known, look))
+        for label, tries in ((name, curve.last_tries), ("", curve.earlier_tries)):
+            known = [(p.load, y) for p in tries if (y := p.latency_at(name))]
+            if known:
+                drawn.append(Line(label, known, look, joined=bool(label)))
     is_open = curve.points[0].model == "open"
     title = f"Latency by {'rate' if is_open else 'clients'}"
     if not drawn:
@@ -38,7 +38,8 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
         [] if objective is None else _limits(objective),
         curve.saturated_from,
     )
-    words = charts.said([(p.load_text, p.latency_ms.p99) for p in curve.points])
+    names = labels(curve.points)
+    words = charts.said([(n, p.latency_ms.p99) for n, p in zip(names, curve.points, strict=True)])
     saturation = (
         ""
         if curve.saturated_from is None
@@ -48,7 +49,8 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
         key,
         title,
         f"p99 by load: {words}.{saturation}",
-        "Half of the calls are faster than p50, 99 of 100 faster than p99.",
+        "Half of the calls are faster than p50, 99 of 100 faster than p99."
+        + (" Dots off the lines: earlier tries of a load." if curve.earlier_tries else ""),
         lambda frame: charts.lines(frame, load_axis(curve), drawn, marks),
     )
 
@@ -160,18 +162,21 @@ def stage_split(key: str, points: Sequence[Point], among: Sequence[Point]) -> Ma
     """Return where the mean latency went: means alone may be added up."""
     title = "Where the time goes"
     names = labels(points, among)
-    told = [(n, p) for n, p in zip(names, points, strict=True) if p.stages_ms is not None]
+    told = [
+        (name, point, _parts(point))
+        for name, point in zip(names, points, strict=True)
+        if point.stages_ms is not None
+    ]
     if not told:
         return _nothing(title, "The server told no times of its stages (Server-Timing).")
-    parts = {name: _parts(point) for name, point in told}
     rows = [
-        Bar(clipped(name), _shares(parts[name]), ms(point.latency_ms.mean)) for name, point in told
+        Bar(clipped(name), _shares(parts), ms(point.latency_ms.mean)) for name, point, parts in told
     ]
-    known = {stage for means in parts.values() for stage, _ in means}
+    known = {stage for _, _, parts in told for stage, _ in parts}
     legend = [(stage, stage) for stage in (*STAGES, "rest") if stage in known]
     words = "; ".join(
-        f"{name}: {charts.said(parts[name])}, of {ms(point.latency_ms.mean)}"
-        for name, point in told
+        f"{name}: {charts.said(parts)}, of {ms(point.latency_ms.mean)}"
+        for name, point, parts in told
     )
     return figure(
         key,
@@ -245,6 +250,8 @@ def heat_map(found: Map) -> Markup:
     ]
     is_marked = any(doubts(p) or p.is_saturated for p in found.points.values())
     caption = found.title + ("; * saturated or in doubt" if is_marked else "")
+    if hidden := hides(list(found.points.values())):
+        caption += f". {hidden}"
     label = f"p99 in milliseconds: {found.title}"
     return table(caption, head, body, label=label, kind="heat")
 

@@ -13,7 +13,7 @@ from loadtest.report.comparison_page import CLEAR
 from loadtest.report.measurement import STAGES, Measurement, Point
 from loadtest.report.raw_files import read
 from loadtest.report.verdict import Verdict, findings, subject, verdict
-from loadtest.report.words import labels, number, printable, ratio, shared
+from loadtest.report.words import hides, labels, number, printable, ratio, shared
 
 _STATISTICS = ("p50", "p90", "p99", "p99.9", "max")
 
@@ -141,6 +141,8 @@ def _table(
     made = Table(
         title=Text(title.removesuffix("; ")),
         title_justify="left",
+        caption=Text(hides(points)) if hides(points) else None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1),
