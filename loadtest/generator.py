@@ -98,6 +98,7 @@ class Generator:
                     stopped = True
                     self._pipe.send("stop")
         except (EOFError, OSError):
+            self._process.join(_END_S)
             code = self._process.exitcode
             raise GeneratorEnded(f"the generator's process ended ({code})") from None
 

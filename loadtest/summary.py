@@ -52,17 +52,20 @@ def figures_of(records: Records) -> dict[str, Any]:
 
 def stages(records: Records) -> dict[str, dict[str, Any]] | None:
     """Return the server's own figures by stage, of its `Server-Timing` headers; None without."""
-    told = {
-        name.decode(): {
-            "count": of_stage.total,
-            "mean": of_stage.mean_ms(),
-            **_spread(of_stage, p50=50, p99=99),
-            "histogram": of_stage.encode(),
-        }
-        for name, of_stage in records.stages.items()
-        if of_stage.total
+    told = {name.decode(): stage(times) for name, times in records.stages.items()}
+    return {name: found for name, found in told.items() if found} or None
+
+
+def stage(times: Histogram) -> dict[str, Any] | None:
+    """Return the figures of one stage; None where nothing was counted."""
+    if not times.total:
+        return None
+    return {
+        "count": times.total,
+        "mean": times.mean_ms(),
+        **_spread(times, p50=50, p99=99),
+        "histogram": times.encode(),
     }
-    return told or None
 
 
 def windows(records: Records) -> list[dict[str, Any]]:
