@@ -50,14 +50,12 @@ def run_job(job: Job, command: list[str], screen: Console) -> int:
         after.callback(_keep, found, job.raw)
         found.null_calls_per_s = _null_rate(generator, job)
         runner = _Runner(job, generator, display, found)
-        if job.find:
-            _find_capacity(job, runner, display)
-        else:
-            if len(job.points) > 1 and total_s:
-                display.say(f"{len(job.points)} points, about {duration_text(total_s)}")
-            for point in job.points:
-                if not runner.run(point, of=len(job.points)):
-                    break
+        try:
+            _measure(job, runner, display, total_s)
+        except KeyboardInterrupt:  # between two points; amid one it has an end of its own
+            if not found.points:
+                raise
+            found.interrupted = True
         found.ended = raw.now()
     _show(found.as_dict())
     if job.raw is not None and found.points:
@@ -72,6 +70,18 @@ def run_job(job: Job, command: list[str], screen: Console) -> int:
     if runner.is_bottleneck or not all(is_trustworthy(point["warnings"]) for point in judged):
         return UNTRUSTWORTHY
     return BROKEN if _is_broken(job, judged, display) else TRUSTWORTHY
+
+
+def _measure(job: Job, runner: "_Runner", display: Display, total_s: float | None) -> None:
+    """Measure all points, or search."""
+    if job.find:
+        _find_capacity(job, runner, display)
+        return
+    if len(job.points) > 1 and total_s:
+        display.say(f"{len(job.points)} points, about {duration_text(total_s)}")
+    for point in job.points:
+        if not runner.run(point, of=len(job.points)):
+            return
 
 
 def _keep(found: raw.Raw, path: Path | None) -> None:

@@ -17,7 +17,7 @@ class Limits:
     lag_share: float = 0.1
     """... or as a share of p99 latency, where that is more."""
     unread_s: float = 0.5
-    """How long an answer may lie unread: beyond, the generator stood still."""
+    """How long an answer may lie unread, or `lag_ms` where that is more: else it stood still."""
     null_share: float = 0.7
     """Of the calls that it makes of a server that does nothing, that a load may come to."""
     spread: float = 0.5
@@ -130,7 +130,7 @@ def _bottleneck(point: dict[str, Any], null_calls_per_s: float | None, limits: L
     allowed = max(limits.lag_ms, limits.lag_share * point["latency_ms"]["p99"])
     if lag > allowed:
         told.append(f"sent {lag:.3g} ms late at p99, where {allowed:.3g} ms are allowed")
-    if point["unread_s"] > limits.unread_s:
+    if point["unread_s"] > max(limits.unread_s, limits.lag_ms / 1e3):
         told.append(f"left an answer unread for {point['unread_s']:.3g} s")
     if null_calls_per_s and point["good_per_s"] > limits.null_share * null_calls_per_s:
         told.append(
