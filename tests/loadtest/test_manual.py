@@ -42,8 +42,13 @@ def starting_with(*words: str) -> list[list[str]]:
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
-    """The load tester, Locust, perf_analyzer."""
-    tested = (("python", "-m", "loadtest"), ("locust",), ("perf_analyzer",))
+    """The load tester and its script, Locust, perf_analyzer."""
+    tested = (
+        ("python", "-m", "loadtest"),
+        ("python", "docs/recompute.py"),
+        ("locust",),
+        ("perf_analyzer",),
+    )
 
     assert sum(len(starting_with(*words)) for words in tested) == len(COMMANDS)
 
@@ -76,6 +81,15 @@ def test_load_commands_do_what_they_say(served: Server, tmp_path: Path) -> None:
         *("capacity.json", "report.html", "report.csv", "all.html", "both.html"),
     }
     assert "p99 by batch and length" in (tmp_path / "all.html").read_text()
+    [[_, script, raw_file]] = starting_with("python", "docs/recompute.py")
+    again = subprocess.run(
+        [sys.executable, str(ROOT / script), raw_file],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "latency_p99_ms" in again.stdout
 
 
 def test_main_readme_shows_commands_of_this_page() -> None:
