@@ -1,7 +1,10 @@
 """Every way in which calls can be lost costs the trust and the exit code."""
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from loadtest.calls import CONNECTION_LOST
 from loadtest.drive import closed_load, open_load
+from loadtest.endpoint import Endpoint
 from loadtest.plan import Live, Plan
 from loadtest.report.raw_files import read
 from loadtest.report.verdict import verdict
@@ -163,6 +168,36 @@ def test_generator_that_stood_still_is_no_silent_server() -> None:
     assert records.timestamp_flaw is None
     assert records.unread_s > 1.4
     assert records.times.silence_s < 1
+
+
+@pytest.mark.fault("F2")
+def test_client_whose_connection_cannot_be_made_again_is_counted() -> None:
+    """It has no call under way, and is lost all the same: while it tries, and at the end."""
+    with contextlib.ExitStack() as after:
+        listener = after.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+
+        def close_and_let_nobody_in() -> None:
+            caller, _ = listener.accept()
+            with caller:
+                caller.recv(1024)
+                for _ in range(4):  # whoever comes then waits to be let in
+                    filler = after.enter_context(socket.socket())
+                    filler.setblocking(False)
+                    filler.connect_ex(listener.getsockname())
+
+        thread = threading.Thread(target=close_and_let_nobody_in)
+        thread.start()
+        records = closed_load(
+            Endpoint("http", *listener.getsockname()),
+            [b"GET / HTTP/1.1\r\n\r\n"],
+            clients=1,
+            plan=Plan(seconds=1.5, warmup_s=0, timeout_s=0.5),
+        )
+        thread.join()
+
+    # The call itself; a try for each half second after it.
+    assert set(records.outcomes) == {CONNECTION_LOST}
+    assert records.outcomes[CONNECTION_LOST] >= 3
 
 
 @pytest.mark.fault("F2")
