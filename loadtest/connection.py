@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import ssl
-import struct
 import time
 from typing import Any, Final, Literal
 
@@ -12,17 +11,13 @@ import httptools
 
 from loadtest.endpoint import Endpoint
 from loadtest.oip import HEADER_LENGTH
+from loadtest.timestamps import ROOM, SO_TIMESTAMPNS, moment_in
 
 Address = tuple[socket.AddressFamily, Any]
 State = Literal["connecting", "handshaking", "free", "busy", "closed"]
 Wish = Literal["read", "write"]
 
 _PART: Final = 256 * 1024
-_TIMESTAMPS: Final = 35
-"""SO_TIMESTAMPNS of Linux: what is received comes with the moment when it came."""
-_MOMENT: Final = struct.Struct("@ll")
-"""Seconds and nanoseconds of the wall clock."""
-_ROOM: Final = socket.CMSG_SPACE(_MOMENT.size)
 _KNOWN: Final = {13: b"server-timing", 31: HEADER_LENGTH.lower().encode()}
 """Headers that are kept, by the length of their names: most are passed over by that alone."""
 
@@ -48,7 +43,7 @@ class Connection:
         if tls is None:
             # Where it cannot be had, an answer has come when it is read.
             with contextlib.suppress(OSError):
-                plain.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
+                plain.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._tls, self._host = tls, host
         self.socket: socket.socket = plain
         self.state: State = "connecting"
@@ -57,7 +52,7 @@ class Connection:
         """Whether the body of the answer under way is kept."""
         self._started = False
         self._rest: memoryview | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._whole = False
         self._keeps_alive = True
         self._keeps_sending = True
@@ -158,7 +153,7 @@ class Connection:
                 raise ConnectionLost from error
             if self._whole:
                 if moment is not None:
-                    self.lay_s = max(0.0, time.time() - moment)
+                    self.lay_s = time.time() - moment
                 if self._keeps_alive and self._keeps_sending and self._rest is None:
                     self.state = "free"
                 else:
@@ -171,17 +166,15 @@ class Connection:
         """Return what has come, and when by the wall clock its last byte came to this machine."""
         if self._tls is not None:
             return self.socket.recv(_PART), None
-        data, told, _, _ = self.socket.recvmsg(_PART, _ROOM)
-        for _, kind, value in told:
-            if kind == _TIMESTAMPS and len(value) == _MOMENT.size:
-                seconds, nanoseconds = _MOMENT.unpack(value)
-                return data, seconds + nanoseconds / 1e9
-        return data, None
+        data, told, _, _ = self.socket.recvmsg(_PART, ROOM)
+        return data, moment_in(told)
 
     def close(self) -> None:
         """End it, whatever is under way."""
         self.state = "closed"
         self.socket.close()
+        # It refers to this connection, and while a load runs nothing collects such circles.
+        self._parser = None
 
     @property
     def is_connecting(self) -> bool:

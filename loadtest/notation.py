@@ -192,3 +192,7 @@ class Objective:
     def unsupported(self, good: int) -> list[str]:
         """Return the bound percentiles that so many good calls do not support."""
         return [figure for figure in self.bounds_ms if not is_supported(figure, good)]
+
+
+ANY: Final = Objective(f"errors<={_DEFAULT_ERRORS.limit:.0%}", {})
+"""What every load is held against, where no objective is given."""

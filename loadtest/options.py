@@ -21,12 +21,15 @@ examples:
   headwise-load compare before.json after.json --html both.html
 
 exit codes:
-  0    the figures can be trusted
-  1    they cannot: the generator was the bottleneck, a load was unstable, an answer was
-       wrong, or none was good, or the server was gone before the last load; it says which
+  0    the figures can be trusted, and no load broke --slo
+  1    they cannot: a call was never answered (connection lost, timed out, never sent), no
+       answer came for a second or more while calls waited, the generator was the bottleneck,
+       clocks disagree, a load was unstable or not finished, an answer was wrong, none was
+       good, or a load could not be made at all; it says which
   2    nothing was measured: the options make no sense, the server cannot be reached, or a
        raw file cannot be read
-  3    the figures can be trusted, and --slo is broken, or at no rate kept
+  3    the figures can be trusted, and --slo is broken, or at no rate kept; without --slo,
+       more than 1% of a load's calls were refused or failed
   130  interrupted; what was measured until then is told all the same
 """
 

@@ -9,7 +9,7 @@ from loadtest.drive import closed_load, default_connections, open_load
 from loadtest.plan import DEFAULT_PLAN, Plan, Watch
 from loadtest.prepare import Prepared, prepared
 from loadtest.records import Records
-from loadtest.summary import figures_of
+from loadtest.summary import figures_of, stage
 from loadtest.target import Target
 from loadtest.work import Work
 
@@ -109,8 +109,9 @@ def measure(target: Target, point: Point, watch: Watch | None = None) -> dict[st
         return {
             **point.as_dict(),
             "address": records.address,
+            "planned": point.plan.count,
             **figures_of(records),
-            "decode_ms": given.decode_ms(records.bodies),
+            "decode_ms": stage(given.decode_times(records.bodies)),
             "interrupted": records.interrupted,
             "warnings": [],
         }

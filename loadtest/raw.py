@@ -25,6 +25,8 @@ class Raw:
     started: str
     ended: str = ""
     interrupted: bool = False
+    failure: str | None = None
+    """Why loads are missing that were to be made; None = none is, or it was interrupted."""
     null_calls_per_s: float | None = None
     points: list[dict[str, Any]] = field(default_factory=list)
     slo: str | None = None
@@ -50,6 +52,7 @@ class Raw:
             "started": self.started,
             "ended": self.ended,
             "interrupted": self.interrupted,
+            "failure": self.failure,
             "client": self.client,
             "resumed": self.resumed,
             "server": self.server,

@@ -342,6 +342,8 @@ class Measurement(_Value):
     started: str
     ended: str
     interrupted: bool
+    failure: str | None = None
+    """Why loads are missing that were to be made."""
     client: Client
     server: ServerSide
     generator: Generator = Generator()

@@ -12,7 +12,7 @@ from loadtest.report.markup import Markup, tag
 from loadtest.report.measurement import BEYOND_STAGES, STAGES, Point
 from loadtest.report.sections import figure, table
 from loadtest.report.verdict import doubts
-from loadtest.report.words import NOTHING, count, labels, ms, number, plural
+from loadtest.report.words import NOTHING, count, hides, labels, ms, number, plural
 
 MOST_LINES = 6
 """Percentile curves in one chart; of more, as many are drawn, evenly chosen."""
@@ -29,10 +29,10 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
     """Return percentiles over the load, the objective, and where saturation begins."""
     drawn = []
     for name, look in PERCENTILES:
-        pairs = [(p.load, p.latency_at(name)) for p in curve.points]
-        known = [(x, y) for x, y in pairs if y]
-        if known:
-            drawn.append(Line(name, known, look))
+        for label, tries in ((name, curve.last_tries), ("", curve.earlier_tries)):
+            known = [(p.load, y) for p in tries if (y := p.latency_at(name))]
+            if known:
+                drawn.append(Line(label, known, look, joined=bool(label)))
     is_open = curve.points[0].model == "open"
     title = f"Latency by {'rate' if is_open else 'clients'}"
     if not drawn:
@@ -41,7 +41,8 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
         [] if objective is None else _limits(objective),
         curve.saturated_from,
     )
-    words = charts.said([(p.load_text, p.latency_ms.p99) for p in curve.points])
+    names = labels(curve.points)
+    words = charts.said([(n, p.latency_ms.p99) for n, p in zip(names, curve.points, strict=True)])
     saturation = (
         ""
         if curve.saturated_from is None
@@ -51,7 +52,8 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
         key,
         title,
         f"p99 by load: {words}.{saturation}",
-        "Half of the calls are faster than p50, 99 of 100 faster than p99.",
+        "Half of the calls are faster than p50, 99 of 100 faster than p99."
+        + (" Dots off the lines: earlier tries of a load." if curve.earlier_tries else ""),
         lambda frame: charts.lines(frame, load_axis(curve), drawn, marks),
     )
 
@@ -66,8 +68,8 @@ def _limits(objective: Objective) -> list[tuple[float, str]]:
 
 def p99_of_curves(key: str, found: Sequence[Curve]) -> Markup:
     """Return p99 over the load of several kinds of work in one chart, such as JSON and binary."""
-    points = [point for curve in found for point in curve.points]
-    firsts = [curve.points[0] for curve in found]
+    points = [point for curve in found for point in curve.last_tries]
+    firsts = [curve.last_tries[0] for curve in found]
     # Of what they share nothing is said, and the load is the axis.
     names = [
         kind.removesuffix(f", {point.load_text}")
@@ -76,7 +78,7 @@ def p99_of_curves(key: str, found: Sequence[Curve]) -> Markup:
     is_long = max(map(len, names)) > _MOST_LINE_LETTERS
     drawn = []
     for i, curve in enumerate(found):
-        known = [(p.load, p.latency_ms.p99) for p in curve.points]
+        known = [(p.load, p.latency_ms.p99) for p in curve.last_tries]
         pairs = [(load, p99) for load, p99 in known if p99]
         if pairs:
             drawn.append(Line(str(i + 1) if is_long else names[i], pairs, f"k{i + 1}"))
@@ -84,7 +86,7 @@ def p99_of_curves(key: str, found: Sequence[Curve]) -> Markup:
         return _nothing("p99 of all kinds of work")
     told = "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names))
     words = "; ".join(
-        f"{name}: {charts.said([(p.load_text, p.latency_ms.p99) for p in curve.points])}"
+        f"{name}: {charts.said([(p.load_text, p.latency_ms.p99) for p in curve.last_tries])}"
         for name, curve in zip(names, found, strict=True)
     )
     return figure(
@@ -343,6 +345,8 @@ def heat_map(found: Map) -> Markup:
     ]
     is_marked = any(doubts(p) or p.is_saturated for p in found.points.values())
     caption = found.title + ("; * saturated or in doubt" if is_marked else "")
+    if hidden := hides(list(found.points.values())):
+        caption += f". {hidden}"
     label = f"p99 in milliseconds: {found.title}"
     return table(caption, head, body, label=label, kind="heat")
 

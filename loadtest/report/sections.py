@@ -10,7 +10,7 @@ from loadtest.report.markup import Markup, tag
 from loadtest.report.measurement import Measurement, Point
 from loadtest.report.style import STYLE
 from loadtest.report.verdict import Verdict
-from loadtest.report.words import NOTHING, THIN, count, labels, number, printable
+from loadtest.report.words import NOTHING, THIN, count, hides, labels, number, printable
 
 WIDE = 552.0
 NARROW = 356.0
@@ -112,6 +112,8 @@ def figures_table(
         )
         for point, label in zip(points, labels(points, among), strict=True)
     ]
+    if hidden := hides(points):
+        caption = f"{caption.rstrip('.')}. {hidden}"
     return table(caption, head, rows)
 
 

@@ -18,6 +18,7 @@ from loadtest.report.words import (
     THIN,
     THIN_MEANS,
     count,
+    hides,
     labels,
     number,
     printable,
@@ -165,6 +166,8 @@ def _table(
     made = Table(
         title=Text(title.removesuffix("; ")),
         title_justify="left",
+        caption=Text(hides(points)) if hides(points) else None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1),

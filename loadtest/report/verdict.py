@@ -22,7 +22,7 @@ from loadtest.report.words import (
     share,
     shared,
 )
-from loadtest.trust import is_trustworthy
+from loadtest.trust import LOST, NO_ANSWER, is_trustworthy, lost_text
 
 _HISTOGRAM_SHARE = 0.01
 """Figures and histogram may differ by this: the histogram keeps three digits."""
@@ -50,7 +50,9 @@ def verdict(measurement: Measurement) -> Verdict:
         told.append(f"{plural(left, 'warning')} more: the CSV file has them all.")
     if not measurement.points:
         return Verdict(False, "Nothing was measured.", told)
-    if not all(is_trustworthy(list(p.warnings)) and not flaws(p) for p in _judged(measurement)):
+    if measurement.failure or not all(
+        is_trustworthy(list(p.warnings)) and not flaws(p) for p in _judged(measurement)
+    ):
         return Verdict(False, "These numbers are not to be trusted.", told)
     if told:
         return Verdict(False, "Read the numbers with care.", told)
@@ -61,6 +63,8 @@ def _doubts(measurement: Measurement) -> list[str]:
     found = list(measurement.warnings)
     if measurement.interrupted:
         found.append("The measurement was interrupted: points may be missing.")
+    if measurement.failure:
+        found.append(f"The measurement ended early: {measurement.failure}.")
     found += [
         f"resumed at {again.started} on another machine or version: {again.client.summary}, where"
         f" it began on {measurement.client.summary}"
@@ -103,6 +107,9 @@ def flaws(point: Point) -> list[str]:
     found = []
     if point.wrong and not any("wrong" in warning for warning in point.warnings):
         found.append(f"{count(point.wrong)} of {plural(point.checked, 'checked answer')} wrong")
+    if not any(warning.startswith((LOST, NO_ANSWER)) for warning in point.warnings):
+        told = lost_text(point.failures, point.offered)
+        found += [told] if told else []
     if point.unanswered:
         found.append(f"{plural(point.unanswered, 'call')} neither answered nor counted as failed")
     if point.latency_ms.count != point.good:

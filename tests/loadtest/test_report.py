@@ -340,6 +340,61 @@ def test_map_has_batch_by_length_with_p99_in_its_cells() -> None:
             assert row[str(length)].rstrip("*") == number(p99)
 
 
+@pytest.mark.fault("F1")
+def test_each_try_of_a_rate_has_its_own_stages_label_and_dot() -> None:
+    """A search tries a rate that broke the objective once more; both are measurements."""
+    quick, slow = np.full(100, 4.0), np.full(100, 40.0)
+    first, second = point(slow), point(quick)
+    second["id"] += " try 2"
+    first["stages_ms"]["compute"]["mean"], second["stages_ms"]["compute"]["mean"] = 31.25, 3.125
+    content = raw([point(quick, rate=50.0), first, second])
+
+    text = page(read(content))
+    made = Page(text)
+
+    names = ["50/s", "100/s, try 1", "100/s, try 2"]
+    assert [row["point"] for row in made.table("sent p99")] == names
+    assert [row["compute mean"] for row in made.table("compute mean")][1:] == ["31.2", "3.12"]
+    stages = next(said for said in made.texts if said.startswith("Mean times of stages: "))
+    assert re.search(
+        r"100/s, try 1: (?:(?!try).)*compute 31\.2 ms(?:(?!try).)*, of 40\.0 ms", stages
+    )
+    assert re.search(r"100/s, try 2: .*compute 3\.12 ms.*, of 4\.00 ms", stages)
+    assert "100/s, try 1" in printed(content)
+    assert "100/s, try 2" in printed(content)
+    [curve] = curves(read(content).points)
+    assert [p.id for p in curve.earlier_tries] == [first["id"]]
+    assert [p.load for p in curve.last_tries] == [50, 100]
+    assert "Dots off the lines: earlier tries of a load." in text
+    assert "earlier tries" not in page(read(raw([point(quick, rate=50.0), second])))
+
+
+@pytest.mark.fault("F4")
+def test_every_table_of_a_closed_load_says_that_stalls_hide_in_it() -> None:
+    """In terminal, page and comparison; an open load hides none."""
+    closed = raw([point(VALUES, rate=None, clients=clients) for clients in (2, 4)])
+    opened = raw([point(VALUES)])
+    hides = "stalls of the server hide in these figures (coordinated omission)"
+
+    made = page(read(closed))
+    figures = re.findall(r'<table class="figures">.*?</table>', made, re.DOTALL)
+    assert figures
+    assert all(hides in table for table in figures if "p99" in table)
+    assert hides in " ".join(printed(closed).split())
+    both = comparison_page(compare(read(closed), read(closed)))
+    assert hides in both
+    assert hides not in page(read(opened)) + " ".join(printed(opened).split())
+
+
+@pytest.mark.fault("F2", "F7")
+def test_lost_calls_speak_against_a_raw_file_whatever_its_warnings_say() -> None:
+    """Also one that was written before they did, or by another tool."""
+    found = verdict(read(raw([point(VALUES, lost=1)])))
+
+    assert found.sentence == "These numbers are not to be trusted."
+    assert "lost calls: 1 of " in found.doubts[0]
+
+
 @pytest.mark.parametrize(
     ("changed", "is_saturated"),
     [
