@@ -236,18 +236,19 @@ class Connection:
 
 def resolve(endpoint: Endpoint, *, limit_s: float) -> Address:
     """
-    Return the first address of an endpoint's name that takes a connection within `limit_s`.
+    Return the address of an endpoint; of several, the first that takes a connection.
 
     A name may have several, `localhost` those of IPv6 and IPv4, and a server may listen on one
-    of them alone; one is looked for, and all connections of a load use it.
+    of them alone.  Each may take `limit_s`; all connections of a load use what is returned.
 
     Raises:
         OSError: the name has no address, or why the first one took no connection.
     """
+    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    if len(found) == 1:  # whoever listens there sees no connection but those of the load
+        return found[0][0], found[0][4]
     refusals: list[OSError] = []
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        endpoint.host, endpoint.port, type=socket.SOCK_STREAM
-    ):
+    for family, kind, protocol, _, address in found:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.settimeout(limit_s)

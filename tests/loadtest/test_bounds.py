@@ -6,6 +6,7 @@ from array import array
 
 import numpy as np
 import pytest
+from hdrh.histogram import HdrHistogram
 
 from loadtest.calls import Calls
 from loadtest.connection import Connection
@@ -131,8 +132,6 @@ def test_connections_that_end_leave_nothing_behind() -> None:
 @pytest.mark.parametrize("us", [0, 1, 2047, 2048, 2049, 123_456, 3_599_999_999, 10**12])
 def test_bucket_is_that_of_an_hdr_histogram(us: int) -> None:
     """What the raw file holds is read by whoever reads those."""
-    from hdrh.histogram import HdrHistogram
-
     made = Histogram()
     made.add(np.array([us / 1e6]))
     known = HdrHistogram(1, 3_600_000_000, 3)
