@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -23,10 +22,11 @@ import orjson
 
 from bench.servers import HOST, ROOT, Peer, echo, headwise, plain
 from loadtest import oip
+from loadtest.calls import FAILURES, GOOD
 from loadtest.drive import closed_load, open_load
 from loadtest.endpoint import Endpoint, request_bytes
 from loadtest.plan import Plan
-from loadtest.records import FAILURES, GOOD, Records
+from loadtest.records import Records
 from service.contract import LayerConfig
 from service.inference.artifact import read_graph
 from service.inference.batches import (
@@ -127,10 +127,12 @@ def overload(seconds: float = 60) -> None:
             rate = min(capacity * factor, 0.8 * refusable)
             plan = Plan(seconds=seconds, warmup_s=0)
             at = _endpoint(peer)
-            result = open_load(at, requests, rate=rate, connections=1024, plan=plan)
+            result = open_load(
+                at, requests, rate=rate, connections=1024, plan=plan, keep_calls=True
+            )
             p50, p99 = (percentile_ms(result, q) for q in (50, 99))
             refused_p50, refused_p99 = (percentile_ms(result, q, of=REFUSED) for q in (50, 99))
-            refused = result.outcome.count(REFUSED) / result.seconds
+            refused = result.outcomes[REFUSED] / result.seconds
             left = peak * (1 - refused / refusable)
             print(
                 f"{factor}x: offered {result.offered / seconds:.0f}/s, good {result.rate:.0f}/s:"
@@ -174,7 +176,7 @@ def _probe_under(
     # A process of its own: what large answers take of the interpreter delays no probe.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         load = pool.submit(closed_load, at, [request], clients=clients, plan=plan)
-        probes = open_load(at, [probe], rate=20, arrivals="constant", plan=plan)
+        probes = open_load(at, [probe], rate=20, arrivals="constant", plan=plan, keep_calls=True)
         return probes, load.result()
 
 
@@ -183,18 +185,18 @@ def closed(
 ) -> Records:
     """Return what so many clients saw that wait for their answers."""
     plan = Plan(seconds=seconds, warmup_s=0)
-    return closed_load(_endpoint(peer), requests, clients=clients, plan=plan)
+    return closed_load(_endpoint(peer), requests, clients=clients, plan=plan, keep_calls=True)
 
 
 def percentile_ms(records: Records, share: float, *, of: int = GOOD) -> float:
     """Return the latency, in ms, of answers of one status; NaN without an answer."""
-    own = records.latencies_s(of=of)
+    own = records.calls.latencies_s(of=of)
     return float(np.percentile(own, share)) * 1e3 if own.size else float("nan")
 
 
 def outcomes(records: Records) -> dict[int | str, int]:
     """Return how many calls ended with each status, or in words how else."""
-    return {FAILURES.get(how, how): count for how, count in Counter(records.outcome).items()}
+    return {FAILURES.get(how, how): count for how, count in records.outcomes.items()}
 
 
 def _endpoint(peer: Peer) -> Endpoint:

@@ -180,7 +180,7 @@ def _attention_body(rows: int, length: int) -> bytes:
 
 def _p50(peer: Peer, request: bytes, clients: int = 1) -> float:
     result = closed(peer, [request], clients=clients, seconds=1.5)
-    if set(result.outcome) != {200}:
+    if set(result.outcomes) != {200}:
         raise RuntimeError(f"{peer.name}: {outcomes(result)}")
     return percentile_ms(result, 50)
 

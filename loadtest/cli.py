@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in ("report", "compare"):
         return report_main(arguments)
-    screen = Console(stderr=True)
+    screen = Console(stderr=True, emoji=False)
     # An end that was asked for is an interruption, however it was asked for.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import socket
 import ssl
-import struct
 import time
 from typing import Any, Final, Literal
 
@@ -12,17 +11,13 @@ import httptools
 
 from loadtest.endpoint import Endpoint
 from loadtest.oip import HEADER_LENGTH
+from loadtest.timestamps import ROOM, SO_TIMESTAMPNS, moment_in
 
 Address = tuple[socket.AddressFamily, Any]
 State = Literal["connecting", "handshaking", "free", "busy", "closed"]
 Wish = Literal["read", "write"]
 
 _PART: Final = 256 * 1024
-_TIMESTAMPS: Final = 35
-"""SO_TIMESTAMPNS of Linux: what is received comes with the moment when it came."""
-_MOMENT: Final = struct.Struct("@ll")
-"""Seconds and nanoseconds of the wall clock."""
-_ROOM: Final = socket.CMSG_SPACE(_MOMENT.size)
 _KNOWN: Final = {13: b"server-timing", 31: HEADER_LENGTH.lower().encode()}
 """Headers that are kept, by the length of their names: most are passed over by that alone."""
 
@@ -48,7 +43,7 @@ class Connection:
         if tls is None:
             # Where it cannot be had, an answer has come when it is read.
             with contextlib.suppress(OSError):
-                plain.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
+                plain.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._tls, self._host = tls, host
         self.socket: socket.socket = plain
         self.state: State = "connecting"
@@ -57,9 +52,10 @@ class Connection:
         """Whether the body of the answer under way is kept."""
         self._started = False
         self._rest: memoryview | None = None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._whole = False
         self._keeps_alive = True
+        self._keeps_sending = True
         self._parts: list[bytes] = []
         self._clear()
 
@@ -106,15 +102,8 @@ class Connection:
         self._clear()
         self.keep = keep
         self.state = "busy"
-        try:
-            sent = self.socket.send(request)
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            sent = 0
-        except OSError as error:
-            raise ConnectionLost from error
-        if sent < len(request):
-            self._rest = memoryview(request)[sent:]
-            self.wish = "write"
+        self._rest, self.wish = memoryview(request), "write"
+        self.flush()
 
     def flush(self) -> None:
         """
@@ -129,6 +118,10 @@ class Connection:
             sent = self.socket.send(self._rest)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return
+        except (BrokenPipeError, ConnectionResetError):
+            # The server reads no more; what it answered before, a refusal, may still be read.
+            self._keeps_sending = False
+            sent = len(self._rest)
         except OSError as error:
             raise ConnectionLost from error
         self._rest = self._rest[sent:]
@@ -160,8 +153,8 @@ class Connection:
                 raise ConnectionLost from error
             if self._whole:
                 if moment is not None:
-                    self.lay_s = max(0.0, time.time() - moment)
-                if self._keeps_alive:
+                    self.lay_s = time.time() - moment
+                if self._keeps_alive and self._keeps_sending and self._rest is None:
                     self.state = "free"
                 else:
                     self.close()
@@ -173,17 +166,15 @@ class Connection:
         """Return what has come, and when by the wall clock its last byte came to this machine."""
         if self._tls is not None:
             return self.socket.recv(_PART), None
-        data, told, _, _ = self.socket.recvmsg(_PART, _ROOM)
-        for _, kind, value in told:
-            if kind == _TIMESTAMPS and len(value) == _MOMENT.size:
-                seconds, nanoseconds = _MOMENT.unpack(value)
-                return data, seconds + nanoseconds / 1e9
-        return data, None
+        data, told, _, _ = self.socket.recvmsg(_PART, ROOM)
+        return data, moment_in(told)
 
     def close(self) -> None:
         """End it, whatever is under way."""
         self.state = "closed"
         self.socket.close()
+        # It refers to this connection, and while a load runs nothing collects such circles.
+        self._parser = None
 
     @property
     def is_connecting(self) -> bool:
@@ -243,14 +234,26 @@ class Connection:
         self._whole = True
 
 
-def resolve(endpoint: Endpoint) -> Address:
+def resolve(endpoint: Endpoint, *, limit_s: float) -> Address:
     """
-    Return the address of an endpoint, looked up once for all connections.
+    Return the address of an endpoint; of several, the first that takes a connection.
+
+    A name may have several, `localhost` those of IPv6 and IPv4, and a server may listen on one
+    of them alone.  Each may take `limit_s`; all connections of a load use what is returned.
 
     Raises:
-        OSError: the name has none.
+        OSError: the name has no address, or why the first one took no connection.
     """
-    family, _, _, _, address = socket.getaddrinfo(
-        endpoint.host, endpoint.port, type=socket.SOCK_STREAM
-    )[0]
-    return family, address
+    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    if len(found) == 1:  # whoever listens there sees no connection but those of the load
+        return found[0][0], found[0][4]
+    refusals: list[OSError] = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.settimeout(limit_s)
+                probe.connect(address)
+            return family, address
+        except OSError as error:  # also where this machine has no such family
+            refusals.append(error)
+    raise refusals[0]

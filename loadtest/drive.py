@@ -13,10 +13,12 @@ from math import inf
 from typing import Final
 
 from loadtest.arrivals import Arrivals, moments
+from loadtest.calls import CONNECTION_LOST, INTERRUPTED, NOT_SENT
 from loadtest.endpoint import Endpoint
-from loadtest.loop import Load, Observer, Slot
-from loadtest.plan import DEFAULT_PLAN, Examine, Plan, RequestsOf, Watch
-from loadtest.records import CONNECTION_LOST, INTERRUPTED, NOT_SENT, Records
+from loadtest.loop import Load
+from loadtest.plan import DEFAULT_PLAN, Examine, Observer, Plan, RequestsOf, Watch
+from loadtest.records import Records
+from loadtest.slot import Slot
 from loadtest.urgency import ahead_of_others
 
 _AWAKE_S: Final = 0.0008
@@ -44,18 +46,20 @@ def open_load(
     keep: int = 0,
     examine: Examine | None = None,
     every: bool = False,
+    keep_calls: bool = False,
 ) -> Records:
     """
     Return what came of calls sent at a rate, whatever the server does.
 
     At most `connections` calls are under way; by default as many as are due in a second.
     The first `keep` good answers are kept, and shown to `examine`; with `every`, all are shown.
+    With `keep_calls` the row of every call is kept, too: memory then grows with their number.
 
     Raises:
         Unreachable: the connections cannot be opened.
     """
     number = connections or default_connections(rate)
-    observer = Observer(watch, keep, examine, every)
+    observer = Observer(watch, keep, examine, every, keep_calls)
     due = moments(rate, arrivals, seed=seed)
     return _Open(endpoint, requests, number, plan, observer, rate, due).run()
 
@@ -70,6 +74,7 @@ def closed_load(
     keep: int = 0,
     examine: Examine | None = None,
     every: bool = False,
+    keep_calls: bool = False,
 ) -> Records:
     """
     Return what so many clients saw that each wait for their answers.
@@ -77,7 +82,8 @@ def closed_load(
     Raises:
         Unreachable: the connections cannot be opened.
     """
-    return _Closed(endpoint, requests, clients, plan, Observer(watch, keep, examine, every)).run()
+    observer = Observer(watch, keep, examine, every, keep_calls)
+    return _Closed(endpoint, requests, clients, plan, observer).run()
 
 
 def default_connections(rate: float) -> int:
@@ -129,17 +135,16 @@ class _Open(Load):
         return inf if is_last or moment >= self._end else moment
 
     def _offer(self, due: float) -> None:
-        measured = due >= self.plan.warmup_s
-        self._offered += measured
+        self._offered += self._recorder.is_measuring
         index = self._next_index()
         while self._free:
             slot = self._free.popleft()
             slot.is_listed = False
             if slot.connection.is_free:
                 sent = self._begin(slot, due, index)
-                if measured:
-                    self.records.lag.append(sent - due)
+                self._recorder.add_lag(sent - due)
                 return
+        self.records.waited += self._recorder.is_measuring
         self._waiting.append((due, index))
 
     def freed(self, slot: Slot) -> None:
@@ -158,8 +163,8 @@ class _Open(Load):
         return self._next < inf or (self.plan.count is None and now < self._end)
 
     @property
-    def is_waiting(self) -> bool:
-        return bool(self._waiting)
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     def stop(self) -> None:
         self._next = inf
@@ -178,21 +183,26 @@ class _Closed(Load):
         return inf
 
     def freed(self, slot: Slot) -> None:
-        now = self.now
-        if self._stopped_at is not None or not self.is_sending(now):
+        if self._stopped_at is not None or not self.is_sending(self.now):
             return
-        if now >= self.plan.warmup_s:
-            self._offered += 1
+        self._offered += self._recorder.is_measuring
         sent = self._begin(slot, None, self._next_index())
-        if slot.measured and slot.read:
-            self.records.lag.append(sent - slot.read)
+        if slot.read:
+            self._recorder.add_lag(sent - slot.read)
 
     def failed_to_open(self, slot: Slot) -> None:
         """A client that finds nobody has made a call in vain."""
-        now = self.now
-        if self._stopped_at is None and self.is_sending(now):
-            self._offered += now >= self.plan.warmup_s
-            self._record_unsent(now, CONNECTION_LOST)
+        if self._stopped_at is None or slot.sent < self._stopped_at:
+            self._offered += self._recorder.is_measuring
+            self._record_unsent(slot.sent, CONNECTION_LOST)
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while clients that lost their connections before the end are finding the server."""
+        end = self._stopped_at
+        if end is None or self.records.interrupted:
+            return False
+        return any(slot.sent < end for slot in self._opening)
 
     def is_sending(self, now: float) -> bool:
         if self.records.interrupted or now >= self._end:

@@ -1,5 +1,6 @@
 """Where a server is, and what every request to it carries."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -148,7 +149,9 @@ class Endpoint:
         )
         try:
             named = dict(self.headers) | (headers or {})
-            connection.request(method, self.base + path, body, named)
+            # A server may refuse a body and close before it has come: its answer counts.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, self.base + path, body, named)
             response = connection.getresponse()
             found = {name.lower(): value for name, value in response.getheaders()}
             return Reply(response.status, found, response.read())

@@ -54,8 +54,9 @@ def decode(work: Work, api: str, body: bytes, header_length: int | None) -> Arra
         return dict(load(body))
     if work.format == "json" and api == "headwise":
         found = orjson.loads(body)
-        names = ("output", "attention_weights")
-        return {name: np.array(found[name], np.float32) for name in names if name in found}
+        if "outputs" not in found:  # as calls of one's own of the protocol have it
+            names = ("output", "attention_weights")
+            return {name: np.array(found[name], np.float32) for name in names if name in found}
     return oip.decode(body, header_length)
 
 

@@ -81,12 +81,16 @@ class Generator:
 
     def _ask(self, wish: object, on_live: Callable[[Live], None]) -> Any:
         stopped = False
+        told: tuple[str, Any] | None = None
         try:
             self._pipe.send(wish)
             while True:
                 try:
-                    kind, what = self._pipe.recv()
+                    # Kept over an interruption: what was told is not told again.
+                    told = told or self._pipe.recv()
+                    kind, what = told
                     if kind == "live":
+                        told = None
                         on_live(what)
                     elif kind == "failed":
                         raise what
@@ -98,6 +102,7 @@ class Generator:
                     stopped = True
                     self._pipe.send("stop")
         except (EOFError, OSError):
+            self._process.join(_END_S)
             code = self._process.exitcode
             raise GeneratorEnded(f"the generator's process ended ({code})") from None
 

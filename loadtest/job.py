@@ -12,6 +12,7 @@ from loadtest.endpoint import Endpoint
 from loadtest.errors import UsageWrong
 from loadtest.formats import encode
 from loadtest.notation import Objective
+from loadtest.own_bodies import messages_of, work_of
 from loadtest.plan import Plan
 from loadtest.point import Point
 from loadtest.target import Target, discover
@@ -33,9 +34,12 @@ class Job:
     find: bool
     precision: float
     raw: Path | None
-    there: list[dict[str, Any]]
+    before: dict[str, Any] | None
+    """The raw file that is gone on with."""
     null_s: float
     quiet: bool
+    prints_json: bool
+    """Whether what was measured goes to standard output as JSON."""
 
 
 def read_job(given: argparse.Namespace) -> Job:
@@ -45,12 +49,7 @@ def read_job(given: argparse.Namespace) -> Job:
     Raises:
         LoadTestError: they make no sense, or there is no server.
     """
-    kinds = sweep.works(
-        shapes("--shape", given.shape),
-        [check_weights("--weights", word) for word in notation.words(given.weights)],
-        [check_mask("--mask", word) for word in notation.words(given.mask)],
-        [check_format("--format", word) for word in notation.words(given.format)],
-    )
+    kinds = _kinds(given)
     objective = None if given.slo is None else Objective.parse("--slo", given.slo)
     rates, clients = _loads(given, objective)
     plan = _plan(given)
@@ -62,19 +61,37 @@ def read_job(given: argparse.Namespace) -> Job:
     null_s = notation.seconds("--null-time", given.null_time)
     _check(given, kinds, precision)
     wanted = sweep.points(_point_of(given, plan), kinds, rates, clients)
-    there = _there(given, wanted)
-    target = _target(given, kinds, is_resumed=bool(there))
+    before = _before(given, wanted, objective)
+    target = _target(given, kinds)
+    if before is not None:
+        _check_same_server(before["server"], target)
+        objective = objective or _objective_of(before)
     return Job(
         target=target,
-        points=sweep.left(wanted, {point["id"] for point in there}),
+        points=sweep.left(wanted, raw.measured(before) if before else {}),
         limits=limits,
         objective=objective,
         find=given.find_capacity,
         precision=precision,
         raw=given.raw,
-        there=there,
+        before=before,
         null_s=null_s,
         quiet=given.quiet,
+        prints_json=given.json,
+    )
+
+
+def _kinds(given: argparse.Namespace) -> list[Work]:
+    if given.body is not None:
+        for option in ("shape", "weights", "mask", "format"):
+            if getattr(given, option) is not None:
+                raise UsageWrong(f"--{option}: the bodies of --body say that themselves")
+        return [work_of("--body", given.body)]
+    return sweep.works(
+        shapes("--shape", given.shape or "1x8"),
+        [check_weights("--weights", word) for word in notation.words(given.weights or "off")],
+        [check_mask("--mask", word) for word in notation.words(given.mask or "none")],
+        [check_format("--format", word) for word in notation.words(given.format or "binary")],
     )
 
 
@@ -91,6 +108,8 @@ def _check(given: argparse.Namespace, kinds: Sequence[Work], precision: float) -
         value = getattr(given, option)
         if value is not None and value < 1:
             raise UsageWrong(f"--{option}: expected a whole number from 1 on, got {value}")
+    if given.repository is not None and given.body is not None:
+        raise UsageWrong("--repository: checks drawn calls, not those of --body")
     if given.repository is not None and not given.check:
         raise UsageWrong("--repository: only means something together with --check")
     if given.find_capacity and len(kinds) > 1:
@@ -119,12 +138,12 @@ def _point_of(
     return point
 
 
-def _target(given: argparse.Namespace, kinds: Sequence[Work], *, is_resumed: bool) -> Target:
+def _target(given: argparse.Namespace, kinds: Sequence[Work]) -> Target:
     """
     Return the server and its model, which can be asked for every kind of work.
 
     Raises:
-        LoadTestError: there is no such server, or another than the raw file's.
+        LoadTestError: there is no such server.
     """
     endpoint = Endpoint.parse(
         given.url,
@@ -134,9 +153,10 @@ def _target(given: argparse.Namespace, kinds: Sequence[Work], *, is_resumed: boo
         insecure=given.insecure,
     )
     target = discover(endpoint, model=given.model, api=given.api)
-    if is_resumed:
-        _check_same_server(raw.read("--raw", given.raw)["server"], target)
     for work in kinds:  # what cannot be asked is told before anything is measured
+        if work.body:
+            messages_of(target, work)
+            continue
         encode(target, work, draw_tensors(work, target.inputs, 1, most_bytes=1, seed=0)[0])
     return target
 
@@ -172,24 +192,37 @@ def _plan(given: argparse.Namespace) -> Plan:
     return Plan(time_s, count, notation.seconds("--warmup", given.warmup), timeout_s)
 
 
-def _there(given: argparse.Namespace, wanted: list[Point]) -> list[dict[str, Any]]:
-    """Return the points that the raw file holds already; none if it is not to be resumed."""
+def _before(
+    given: argparse.Namespace, wanted: list[Point], objective: Objective | None
+) -> dict[str, Any] | None:
+    """
+    Return the raw file that is to be gone on with; None where there is none.
+
+    Raises:
+        UsageWrong: it is there and not to be resumed, or was measured with other options.
+    """
     if given.resume and given.raw is None:
         raise UsageWrong("--resume: goes on with a raw file, name it by --raw")
     if given.raw is None or not given.raw.exists():
-        return []
+        return None
     if not given.resume and not given.overwrite:
         raise UsageWrong(
             f"--raw: {given.raw}: is there already; --resume goes on with it,"
             " --overwrite begins anew"
         )
     if not given.resume:
-        return []
-    done = raw.measured(raw.read("--raw", given.raw))
+        return None
+    found = raw.read("--raw", given.raw)
+    done = raw.measured(found)
     for point in wanted:
         if point.id in done:
             _check_same(point, done[point.id])
-    return list(done.values())
+    _check_same_objective(found, objective)
+    return found
+
+
+def _objective_of(found: dict[str, Any]) -> Objective | None:
+    return Objective.parse("--raw: slo", found["slo"]) if found.get("slo") else None
 
 
 def _check_same(point: Point, old: dict[str, Any]) -> None:
@@ -197,14 +230,32 @@ def _check_same(point: Point, old: dict[str, Any]) -> None:
     Return when a point was measured as it would be now.
 
     Raises:
-        UsageWrong: for another time, or with another warm-up.
+        UsageWrong: with other options; the first that differs is named.
     """
-    was = old["warmup_s"], None if point.plan.count else round(old["seconds"], 1)
-    would = point.plan.warmup_s, None if point.plan.count else round(point.plan.seconds, 1)
-    if was != would:
+    would = point.as_dict()
+    for was, now in (
+        (old, {"connections": would["connections"]}),
+        (old.get("options", {}), would["options"]),
+    ):
+        for name, value in now.items():
+            if name in was and was[name] != value:
+                raise UsageWrong(
+                    f"--resume: {point.id} was measured with {name} {was[name]}, not {value}:"
+                    " give the same options, or --overwrite"
+                )
+
+
+def _check_same_objective(found: dict[str, Any], objective: Objective | None) -> None:
+    """
+    Return when a raw file was measured against this objective, or none is given.
+
+    Raises:
+        UsageWrong: it was against another.
+    """
+    if objective is not None and found["points"] and found.get("slo") != objective.text:
         raise UsageWrong(
-            f"--resume: {point.id} was measured for another time ({was[1]} s after {was[0]} s of"
-            " warm-up): give the same --duration and --warmup, or --overwrite"
+            f"--resume: the raw file was measured with --slo {found.get('slo') or 'none'}, not"
+            f" {objective.text}: `report --slo` holds it against another"
         )
 
 

@@ -7,66 +7,38 @@ here are due between them.
 
 import contextlib
 import gc
-import re
 import select
 import selectors
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import nan
 from typing import Final
 
 import numpy as np
 
+from loadtest.calls import CONNECTION_LOST, INTERRUPTED, TIMED_OUT
 from loadtest.connection import Connection, ConnectionLost, resolve
 from loadtest.endpoint import Endpoint, reason_of
 from loadtest.errors import Unreachable
-from loadtest.plan import Examine, Live, Plan, RequestsOf, Watch
-from loadtest.records import CONNECTION_LOST, GOOD, INTERRUPTED, TIMED_OUT, Records
+from loadtest.plan import Live, Observer, Plan, RequestsOf
+from loadtest.recorder import Recorder
+from loadtest.records import Records
+from loadtest.slot import Slot
+from loadtest.timestamps import clock_flaw
 from loadtest.urgency import allow_files, sharpen_timers
 
 _LOOK_S: Final = 0.05
 """How often time limits are looked at."""
 _TELL_S: Final = 0.25
+"""How often it is told how the load goes, and calls that have ended are counted and let go."""
 _RETRY_S: Final = 0.1
 _OPEN_LIMIT_S: Final = 15.0
 _LAST_ANSWERS_S: Final = 1.0
 """After an interruption, time for the answers that are under way."""
-_CODE = re.compile(rb'"code"\s*:\s*"(\w{1,64})"')
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 clock = time.perf_counter
-
-
-@dataclass(frozen=True)
-class Observer:
-    """Who is told what."""
-
-    watch: Watch | None
-    keep: int
-    examine: Examine | None
-    every: bool
-
-
-class Slot:
-    """One place for a connection; the connection in it is replaced when it is lost."""
-
-    def __init__(self, number: int, requests: Sequence[bytes]) -> None:
-        self.number = number
-        self.requests = requests
-        self.connection: Connection
-        self.is_listed = False
-        """Whether an open load has it among those to be used next."""
-        self.fd = -1
-        self.events = 0
-        self.due = 0.0
-        self.sent = 0.0
-        """When its call was sent; while it connects, when it began to."""
-        self.read = 0.0
-        """When its last answer was read."""
-        self.index = 0
-        self.measured = False
 
 
 class Load:
@@ -82,7 +54,8 @@ class Load:
     ) -> None:
         self._observer = observer
         self.plan = plan
-        self.records = Records(warmup_s=plan.warmup_s)
+        self.records = Records(plan.warmup_s, plan.seconds, keep_calls=observer.keep_calls)
+        self._recorder = Recorder(self.records, observer)
         self._endpoint = endpoint
         self._tls = endpoint.tls()
         self._selector = selectors.DefaultSelector()
@@ -92,13 +65,15 @@ class Load:
         self._offered = 0
         """Calls of the measured part that were begun, or wait."""
         self._busy: set[Slot] = set()
+        self._opening: set[Slot] = set()
+        """Slots whose connections are being made."""
         self._retry: deque[tuple[float, Slot]] = deque()
         self._epoch = 0.0
         self._end = plan.warmup_s + plan.seconds
-        self._cpu_at_start: float | None = None
+        self._cpu_at_start = 0.0
         self._measured_from = 0.0
         self._stopped_at: float | None = None
-        self._told = (0.0, 0)
+        self._told_at = 0.0
         self._awake_s = 0.0
 
     # The loop.
@@ -109,12 +84,16 @@ class Load:
         sharpen_timers()
         try:
             self._open_all()
+            self.records.timestamp_flaw = clock_flaw()
             gc.collect()
             gc.freeze()
             gc.disable()
             self._epoch = clock()
+            if not self.plan.warmup_s:
+                self._begin_to_measure(0.0)
             self.begin()
             self._loop()
+            self._recorder.count()
         finally:
             gc.enable()
             gc.unfreeze()
@@ -122,10 +101,13 @@ class Load:
                 if hasattr(slot, "connection"):
                     slot.connection.close()
             self._selector.close()
-        if self.plan.count is not None and self.records.offered:
+        records = self.records
+        if records.timestamp_flaw is None:
+            records.timestamp_flaw = clock_flaw()  # a clock may be set meanwhile
+        if self.plan.count is not None and records.offered:
             # As long as it took, to the last answer.
-            self.records.seconds = max(self.records.done) - self.plan.warmup_s
-        return self.records
+            records.seconds = records.last_end - self.plan.warmup_s
+        return records
 
     def begin(self) -> None:
         """Do what there is to do at the very start."""
@@ -160,8 +142,8 @@ class Load:
         next_look = 0.0
         while True:
             now = self.now
-            if self._cpu_at_start is None and now >= self.plan.warmup_s:
-                self._cpu_at_start, self._measured_from = time.process_time(), now
+            if not self._recorder.is_measuring and now >= self.plan.warmup_s:
+                self._begin_to_measure(now)
             wake = self.send_due(now)
             if now >= next_look:
                 next_look = now + _LOOK_S
@@ -174,10 +156,21 @@ class Load:
             for key, events in self._wait(min(wake, next_look) - self.now, precisely=precisely):
                 self._serve(key.data, events)
 
+    def _begin_to_measure(self, now: float) -> None:
+        """End the warm-up; calls of it that have no answer yet are measured from here on."""
+        self._recorder.is_measuring = True
+        self._offered = len(self._busy) + self.waiting
+        self._cpu_at_start, self._measured_from = time.process_time(), now
+
+    @property
+    def waiting(self) -> int:
+        """Calls that are due and were not sent."""
+        return 0
+
     @property
     def is_waiting(self) -> bool:
-        """True while calls are due that were not sent."""
-        return False
+        """True while something may still become of calls that are not under way."""
+        return self.waiting > 0
 
     def _wait(self, seconds: float, *, precisely: bool) -> list[tuple[selectors.SelectorKey, int]]:
         if seconds > 0 and precisely:
@@ -194,6 +187,7 @@ class Load:
                 connection.advance()
                 self._register(slot)
                 if connection.is_free:
+                    self._opening.discard(slot)
                     self.freed(slot)
                 return
             if events & _WRITE:
@@ -221,6 +215,9 @@ class Load:
         for slot in [slot for slot in self._busy if now - slot.sent > limit]:
             self._record(slot, TIMED_OUT)
             self._reopen(slot)
+        for slot in [slot for slot in self._opening if now - slot.sent > limit]:
+            self._drop(slot, retry=True)
+            self.failed_to_open(slot)
         while self._retry and self._retry[0][0] <= now:
             self._open(self._retry.popleft()[1])
         self.look(now)
@@ -229,37 +226,37 @@ class Load:
                 for slot in list(self._busy):
                     self._record(slot, INTERRUPTED)
             return
-        at, count = self._told
+        if now - self._told_at < _TELL_S:
+            return
         watch = self._observer.watch
-        if watch is not None and now - at >= _TELL_S:
-            going_on = watch(self._live(now, at, count))
-            self._told = (now, self.records.offered)
-            if not going_on and not self.records.interrupted:
-                self.records.interrupted = True
-                self.stop()
-                if self._stopped_at is None:
-                    self._measured_until(now)
+        going_on = watch is None or watch(self._live(now))
+        self._told_at = now
+        self._recorder.count()
+        if not going_on and not self.records.interrupted:
+            self.records.interrupted = True
+            self.stop()
+            if self._stopped_at is None:
+                self._measured_until(now)
 
     def _measured_until(self, now: float) -> None:
         """Close the measured part."""
         self._stopped_at = now
-        if self._cpu_at_start is not None and now > self._measured_from:
+        if self._recorder.is_measuring and now > self._measured_from:
             used = time.process_time() - self._cpu_at_start
             self.records.cpu_share = used / (now - self._measured_from)
         self.records.seconds = max(0.0, min(now, self._end) - self.plan.warmup_s)
+        if self.plan.count is None:
+            self.records.end_at(self.records.seconds)
 
-    def _live(self, now: float, since: float, count: int) -> Live:
-        records = self.records
-        outcome = np.array(records.outcome[count:])
-        good = outcome == GOOD
-        latency = (np.array(records.done[count:]) - np.array(records.due[count:]))[good] * 1e3
+    def _live(self, now: float) -> Live:
+        latency = self._recorder.latencies_s() * 1e3
         p50, p99 = np.percentile(latency, (50, 99)) if latency.size else (nan, nan)
         return Live(
             elapsed_s=now,
             is_warmup=now < self.plan.warmup_s,
             offered=self._offered,
-            good=int(good.sum()),
-            rate=float(good.sum()) / (now - since) if now > since else 0.0,
+            good=latency.size,
+            rate=latency.size / (now - self._told_at) if now > self._told_at else 0.0,
             p50_ms=float(p50),
             p99_ms=float(p99),
         )
@@ -271,9 +268,8 @@ class Load:
         slot.sent = sent = self.now
         slot.due = sent if due is None else due
         slot.index = index
-        slot.measured = slot.due >= self.plan.warmup_s
         self._busy.add(slot)
-        keep = self._observer.every or len(self.records.bodies) < self._observer.keep
+        keep = self._recorder.wants_body
         try:
             slot.connection.send(slot.requests[index], keep=keep)
         except ConnectionLost:
@@ -290,47 +286,20 @@ class Load:
         return index
 
     def _record(self, slot: Slot, outcome: int) -> None:
-        # An answer is there when it has come, however late this process is woken for it.
         slot.read = self.now
-        done = max(slot.sent, slot.read - slot.connection.lay_s)
         self._busy.discard(slot)
-        if not slot.measured:
-            return
-        records, connection = self.records, slot.connection
-        records.due.append(slot.due)
-        records.sent.append(slot.sent)
-        records.done.append(done)
-        records.outcome.append(outcome)
-        if outcome == GOOD:
-            if connection.timing is not None:
-                records.timings.append(connection.timing)
-            if connection.keep:
-                self._keep(slot, connection)
-        elif outcome > 0 and (found := _CODE.search(connection.body)):
-            records.codes[found[1].decode()] += 1
-
-    def _keep(self, slot: Slot, connection: Connection) -> None:
-        body: bytes | None = connection.body
-        if self._observer.examine is not None:
-            body = self._observer.examine(
-                slot.index, slot.number, connection.body, connection.header_length
-            )
-        if body is not None and len(self.records.bodies) < self._observer.keep:
-            self.records.bodies.append((slot.index, body, connection.header_length))
+        self._recorder.add(slot, outcome)
 
     def _record_unsent(self, due: float, outcome: int) -> None:
-        if due >= self.plan.warmup_s:
-            self.records.due.append(due)
-            self.records.sent.append(nan)
-            self.records.done.append(self.now)
-            self.records.outcome.append(outcome)
+        self._recorder.add_unsent(due, self.now, outcome)
 
     # Connections.
 
     def _open_all(self) -> None:
         self._epoch = clock()
         try:
-            self._address = resolve(self._endpoint)
+            self._address = resolve(self._endpoint, limit_s=_OPEN_LIMIT_S)
+            self.records.address = str(self._address[1][0])
             for slot in self._slots:
                 self._open(slot, strict=True)
             while waiting := [s for s in self._slots if not s.connection.is_free]:
@@ -342,6 +311,7 @@ class Load:
                 for key, _ in self._wait(_LOOK_S, precisely=False):
                     key.data.connection.advance()
                     self._register(key.data)
+            self._opening.clear()
         except OSError as error:
             raise Unreachable(f"{self._endpoint.url}: {reason_of(error)}") from None
 
@@ -356,6 +326,8 @@ class Load:
             self._drop(slot, retry=True)
             self.failed_to_open(slot)
             return
+        if slot.connection.is_connecting:
+            self._opening.add(slot)
         self._register(slot)
 
     def _register(self, slot: Slot) -> None:
@@ -376,6 +348,7 @@ class Load:
         with contextlib.suppress(KeyError):
             self._selector.unregister(slot.fd)
         slot.events = 0
+        self._opening.discard(slot)
         slot.connection.close()
         if retry:
             self._retry.append((self.now + _RETRY_S, slot))

@@ -11,10 +11,11 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m|min|h)?")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _MOST_POINTS: Final = 10_000
 
-FIGURES: Final = ("mean", "p50", "p90", "p99", "p99.9", "max")
+FIGURES: Final = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
 """What an objective may bound, beside `errors`."""
-_DEFAULT_ERRORS: Final = 0.01
-"""An objective on latency alone still wants 99 of 100 calls answered."""
+_BOUND = re.compile(r"(?P<figure>[\w.]+)\s*(?P<sign><=?)\s*(?P<limit>.+)")
+_SUPPORT: Final = 10
+"""Calls beyond a percentile that it takes to say where it lies."""
 
 
 def seconds(option: str, text: str) -> float:
@@ -89,9 +90,47 @@ def whole_numbers(option: str, text: str) -> list[int]:
     return [int(number) for number in found]
 
 
+def needed_calls(figure: str) -> int:
+    """
+    Return how many calls a figure such as `p99` rests on, if it is to mean anything.
+
+    Ten lie beyond the percentile then: 20 for p50, 1 000 for p99, 10 000 for p99.9; one for
+    what is no percentile.
+    """
+    if not figure.startswith("p"):
+        return 1
+    return round(_SUPPORT / (1 - float(figure[1:]) / 100))
+
+
+def is_supported(figure: str, calls: int) -> bool:
+    """Return whether so many calls are enough for a figure."""
+    return calls >= needed_calls(figure)
+
+
 def words(text: str) -> list[str]:
     """Return what commas separate; `heads:0,3` is one word."""
     return [word.strip() for word in re.split(r",(?=\s*[a-z])", text)]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a figure must stay below, or may reach where `reachable`."""
+
+    limit: float
+    reachable: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Return whether a figure keeps it."""
+        return value < self.limit or (self.reachable and value == self.limit)
+
+    @property
+    def sign(self) -> str:
+        """How it is written."""
+        return "<=" if self.reachable else "<"
+
+
+_DEFAULT_ERRORS: Final = Bound(0.01, reachable=True)
+"""An objective on latency alone still wants 99 of 100 calls answered."""
 
 
 @dataclass(frozen=True)
@@ -99,37 +138,43 @@ class Objective:
     """What a service promises: bounds on figures of latency, and on the share of errors."""
 
     text: str
-    bounds_ms: dict[str, float]
-    errors: float = _DEFAULT_ERRORS
-    """Largest share of calls without a good answer."""
+    bounds_ms: dict[str, Bound]
+    errors: Bound = _DEFAULT_ERRORS
+    """On the share of calls without a good answer."""
 
     @classmethod
     def parse(cls, option: str, text: str) -> "Objective":
         """
-        Return the objective that is written as `p99<20ms` or `p50<5ms,p99<20ms,errors<0.1%`.
+        Return the objective written as `p99<20ms` or `p50<5ms,p95<=20ms,errors<0.1%`.
 
         Raises:
             UsageWrong: it is written otherwise.
         """
-        bounds: dict[str, float] = {}
+        bounds: dict[str, Bound] = {}
         errors = _DEFAULT_ERRORS
         for part in text.split(","):
-            figure, sign, bound = (piece.strip() for piece in part.partition("<"))
-            if not sign or figure not in (*FIGURES, "errors"):
+            found = _BOUND.fullmatch(part.strip())
+            if not found or found["figure"] not in (*FIGURES, "errors"):
                 raise UsageWrong(
-                    f"{option}: expected bounds such as p99<20ms or errors<1%, on"
+                    f"{option}: expected bounds such as p99<20ms or errors<=1%, on"
                     f" {', '.join(FIGURES)} or errors, got {part.strip()!r}"
                 )
+            figure, sign, limit = found.groups()
             if figure == "errors":
-                errors = share(option, bound)
-            else:
-                if bound[-1:].isdigit():  # 20 could be meant as seconds or as milliseconds
+                errors = Bound(share(option, limit), sign == "<=")
+                if errors == Bound(0.0):
                     raise UsageWrong(
-                        f"{option}: expected a time with its unit, such as {figure}<{bound}ms,"
+                        f"{option}: no share is below 0: errors<=0% allows none,"
                         f" got {part.strip()!r}"
                     )
-                bounds[figure] = seconds(option, bound) * 1e3
-                if bounds[figure] <= 0:
+            else:
+                if limit[-1:].isdigit():  # 20 could be meant as seconds or as milliseconds
+                    raise UsageWrong(
+                        f"{option}: expected a time with its unit, such as {figure}{sign}{limit}ms,"
+                        f" got {part.strip()!r}"
+                    )
+                bounds[figure] = Bound(seconds(option, limit) * 1e3, sign == "<=")
+                if bounds[figure].limit <= 0:
                     raise UsageWrong(f"{option}: expected a time above 0, got {part.strip()!r}")
         return cls(text, bounds, errors)
 
@@ -137,9 +182,17 @@ class Objective:
         """Return which bound figures of one load break, in words; None = they keep all."""
         good = int(latency_ms["count"])
         bad = (offered - good) / offered if offered else 1.0
-        if bad > self.errors or not good:
-            return f"errors {bad:.2%}, not below {self.errors:.2%}"
+        if not self.errors.holds(bad) or not good:
+            return f"errors {bad:.2%}, not {self.errors.sign} {self.errors.limit:.2%}"
         for figure, bound in self.bounds_ms.items():
-            if latency_ms[figure] >= bound:
-                return f"{figure} {latency_ms[figure]:.3g} ms, not below {bound:g} ms"
+            if not bound.holds(latency_ms[figure]):
+                return f"{figure} {latency_ms[figure]:.3g} ms, not {bound.sign} {bound.limit:g} ms"
         return None
+
+    def unsupported(self, good: int) -> list[str]:
+        """Return the bound percentiles that so many good calls do not support."""
+        return [figure for figure in self.bounds_ms if not is_supported(figure, good)]
+
+
+ANY: Final = Objective(f"errors<={_DEFAULT_ERRORS.limit:.0%}", {})
+"""What every load is held against, where no objective is given."""

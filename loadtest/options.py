@@ -21,12 +21,15 @@ examples:
   headwise-load compare before.json after.json --html both.html
 
 exit codes:
-  0    the figures can be trusted
-  1    they cannot: the generator was the bottleneck, a load was unstable, an answer was
-       wrong, or none was good, or the server was gone before the last load; it says which
+  0    the figures can be trusted, and no load broke --slo
+  1    they cannot: a call was never answered (connection lost, timed out, never sent), no
+       answer came for a second or more while calls waited, the generator was the bottleneck,
+       clocks disagree, a load was unstable or not finished, an answer was wrong, none was
+       good, or a load could not be made at all; it says which
   2    nothing was measured: the options make no sense, the server cannot be reached, or a
        raw file cannot be read
-  3    the figures can be trusted, and --slo is broken, or at no rate kept
+  3    the figures can be trusted, and --slo is broken, or at no rate kept; without --slo,
+       more than 1% of a load's calls were refused or failed
   130  interrupted; what was measured until then is told all the same
 """
 
@@ -67,9 +70,11 @@ def _load_options(parser: argparse.ArgumentParser) -> None:
         " each is measured",
     )
     load.add_argument(
-        "--rate", help="calls a second: 100, or 50,100, or 100:500:100 (default: 100)"
+        "-r", "--rate", help="calls a second: 100, or 50,100, or 100:500:100 (default: 100)"
     )
-    load.add_argument("--clients", help="clients that each wait for their answer: 4, or 1,4,16")
+    load.add_argument(
+        "-c", "--clients", help="clients that each wait for their answer: 4, or 1,4,16"
+    )
     load.add_argument(
         "--arrivals",
         choices=("poisson", "constant"),
@@ -77,8 +82,10 @@ def _load_options(parser: argparse.ArgumentParser) -> None:
         help="when calls are due at a rate: as independent callers come, or evenly"
         " (default: poisson)",
     )
-    load.add_argument("--duration", help="time that is measured for each point (default: 10s)")
-    load.add_argument("--count", type=int, help="measure so many calls instead")
+    load.add_argument(
+        "-d", "--duration", help="time that is measured for each point (default: 10s)"
+    )
+    load.add_argument("-n", "--count", type=int, help="measure so many calls instead")
     load.add_argument(
         "--warmup", default="1s", help="time before, under the same load (default: 1s)"
     )
@@ -99,21 +106,22 @@ def _work_options(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("work", "lists by commas are multiplied into a sweep")
     work.add_argument(
         "--shape",
-        default="1x8",
         help="ROWSxLENGTH; each a number, uniform:LOW:HIGH, lognormal:MU:SIGMA or file:PATH,"
         " drawn anew for each call (default: 1x8)",
     )
-    work.add_argument("--weights", default="off", help="off, on or heads:0,3 (default: off)")
+    work.add_argument("--weights", help="off, on or heads:0,3 (default: off)")
+    work.add_argument("--mask", help="none, padding, causal or pair (default: none)")
     work.add_argument(
-        "--mask", default="none", help="none, padding, causal or pair (default: none)"
+        "--format", help="json, binary, safetensors or shared-memory (default: binary)"
     )
     work.add_argument(
-        "--format",
-        default="binary",
-        help="json, binary, safetensors or shared-memory (default: binary)",
+        "--body",
+        metavar="FILE",
+        help="instead of those four: send this file's own bodies in turn; .json and .safetensors"
+        " hold one, .jsonl one a line",
     )
     work.add_argument(
-        "--bodies", type=int, default=16, help="different calls of one shape (default: 16)"
+        "--bodies", type=int, default=16, help="different drawn calls of one shape (default: 16)"
     )
     work.add_argument(
         "--seed", type=int, default=0, help="of bodies, lengths and arrivals (default: 0)"
@@ -146,7 +154,7 @@ def _server_options(parser: argparse.ArgumentParser) -> None:
 def _trust_options(parser: argparse.ArgumentParser) -> None:
     trust = parser.add_argument_group("objectives and trust")
     trust.add_argument(
-        "--slo", help='"p99<20ms" or "p50<5ms,p99<20ms,errors<0.1%%" (errors: 1%% unless told)'
+        "--slo", help='"p99<20ms" or "p50<5ms,p95<=20ms,errors<0.1%%" (errors: <=1%% unless told)'
     )
     trust.add_argument(
         "--find-capacity",
@@ -191,4 +199,9 @@ def _output_options(parser: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="leave out the points that --raw holds already"
     )
     output.add_argument("--overwrite", action="store_true", help="replace the file of --raw")
+    output.add_argument(
+        "--json",
+        action="store_true",
+        help="print everything measured as JSON, as in --raw; the tables go to standard error",
+    )
     output.add_argument("--quiet", action="store_true", help="show nothing but the results")

@@ -43,3 +43,16 @@ class Live:
 
 Watch = Callable[[Live], bool]
 """Is told how the load goes, a few times a second; returns whether it shall go on."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Who is told what, and what is kept."""
+
+    watch: Watch | None
+    keep: int
+    """Good answers that are kept, the first ones."""
+    examine: Examine | None
+    every: bool
+    """Whether all good answers are examined, not only those that are kept."""
+    keep_calls: bool = False

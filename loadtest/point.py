@@ -9,7 +9,7 @@ from loadtest.drive import closed_load, default_connections, open_load
 from loadtest.plan import DEFAULT_PLAN, Plan, Watch
 from loadtest.prepare import Prepared, prepared
 from loadtest.records import Records
-from loadtest.summary import figures_of
+from loadtest.summary import figures_of, stage
 from loadtest.target import Target
 from loadtest.work import Work
 
@@ -66,6 +66,16 @@ class Point:
             "clients": self.clients,
             "connections": self.slots,
             "work": self.work.as_dict(),
+            "options": {
+                "seed": self.seed,
+                "bodies": self.bodies,
+                "check": self.check,
+                "repository": None if self.repository is None else str(self.repository),
+                "count": self.plan.count,
+                "duration_s": None if self.plan.count is not None else self.plan.seconds,
+                "warmup_s": self.plan.warmup_s,
+                "timeout_s": self.plan.timeout_s,
+            },
         }
 
     @property
@@ -98,8 +108,10 @@ def measure(target: Target, point: Point, watch: Watch | None = None) -> dict[st
         records.checked, records.wrong = checker.checked, checker.wrong
         return {
             **point.as_dict(),
+            "address": records.address,
+            "planned": point.plan.count,
             **figures_of(records),
-            "decode_ms": given.decode_ms(records.bodies),
+            "decode_ms": stage(given.decode_times(records.bodies)),
             "interrupted": records.interrupted,
             "warnings": [],
         }

@@ -10,12 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from loadtest.answers import agree
+from loadtest.calls import GOOD
 from loadtest.endpoint import Reply
 from loadtest.errors import TargetRefused
 from loadtest.formats import Message, decode, encode, v2_binary
+from loadtest.histogram import Histogram
 from loadtest.oip import HEADER_LENGTH, Arrays
+from loadtest.own_bodies import messages_of
 from loadtest.plan import RequestsOf
-from loadtest.records import GOOD
 from loadtest.shared_memory import Regions
 from loadtest.target import Target
 from loadtest.work import Tensors, Work, draw_tensors
@@ -59,23 +61,17 @@ class Prepared:
         except (ValueError, KeyError, TypeError):
             return False
 
-    def decode_ms(self, bodies: Sequence[tuple[int, bytes, int | None]]) -> dict[str, float] | None:
-        """Return what reading these answers takes a client written in Python; None for none."""
+    def decode_times(self, bodies: Sequence[tuple[int, bytes, int | None]]) -> Histogram:
+        """Return what reading these answers takes a client written in Python."""
         took = []
         for index, body, header_length in bodies:
             started = time.perf_counter()
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 self.decode(index, body, header_length)
-                took.append((time.perf_counter() - started) * 1e3)
-        if not took:
-            return None
-        p50, p99 = np.percentile(took, (50, 99))
-        return {
-            "count": len(took),
-            "p50": float(p50),
-            "p99": float(p99),
-            "mean": float(np.mean(took)),
-        }
+                took.append(time.perf_counter() - started)
+        found = Histogram()
+        found.add(np.array(took))
+        return found
 
 
 @contextlib.contextmanager
@@ -100,6 +96,12 @@ def prepared(
         UsageWrong: the call cannot be made in this format, or there is no such artifact.
         Unreachable: nobody answers.
     """
+    if work.body:
+        own = messages_of(target, work)
+        asked = [_ask(target, work, message) for message in (own if check else own[:1])]
+        requests = _requests(target, own)
+        yield Prepared(target, work, requests, len(requests), asked if check else [])
+        return
     fixed = work.rows.isdecimal() and work.length.isdecimal()
     count = bodies if fixed else 4 * bodies  # a drawn shape is to be seen many times
     tensors = draw_tensors(work, target.inputs, count, most_bytes=_MOST_BYTES, seed=seed)
@@ -114,13 +116,17 @@ def prepared(
     messages = [encode(target, work, one) for one in tensors]
     alone = repository is None and check
     asked = [_ask(target, work, message) for message in (messages if alone else messages[:1])]
-    requests = [
-        target.endpoint.post_bytes(message.path, message.body, message.headers)
-        for message in messages
-    ]
+    requests = _requests(target, messages)
     given = Prepared(target, work, requests, len(requests), [])
     given.expected = _expected(target, work, tensors, asked, repository) if check else []
     yield given
+
+
+def _requests(target: Target, messages: Sequence[Message]) -> list[bytes]:
+    return [
+        target.endpoint.post_bytes(message.path, message.body, message.headers)
+        for message in messages
+    ]
 
 
 def _expected(

@@ -30,11 +30,11 @@ class Display:
         self._progress: Progress | None = None
         if console.is_terminal and not quiet:
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("{task.percentage:>3.0f} %" if total_s else ""),
                 TimeRemainingColumn() if total_s else TextColumn(""),
-                TextColumn("{task.fields[live]}"),
+                TextColumn("{task.fields[live]}", markup=False),
                 console=console,
                 transient=True,
                 refresh_per_second=4,
@@ -66,9 +66,7 @@ class Display:
         self._heard_s = 0.0
         if self._progress is not None and self._task is not None:
             number = f"{self._number}/{of}" if of else f"{self._number}"
-            self._progress.update(
-                self._task, description=f"[{number}] {point.id}".replace("[", r"\["), live=""
-            )
+            self._progress.update(self._task, description=f"[{number}] {point.id}", live="")
 
     def live(self, live: Live) -> None:
         """Show how it goes; say once when no answer comes any more."""
@@ -104,7 +102,7 @@ def result_text(found: dict[str, Any]) -> str:
     latency = found["latency_ms"]
     told = "no good answer"
     if latency["count"]:
-        told = "  ".join(f"{name} {number(latency[name])}" for name in ("p50", "p90", "p99", "max"))
+        told = "  ".join(f"{name} {number(latency[name])}" for name in ("p50", "p95", "p99", "max"))
         told = f"{told} ms  {number(found['good_per_s'])} good/s"
     bad = found["offered"] - latency["count"]
     return f"{found['id']}: {told}{f'  {bad} not good' if bad else ''}"

@@ -25,11 +25,23 @@ class Raw:
     started: str
     ended: str = ""
     interrupted: bool = False
+    failure: str | None = None
+    """Why loads are missing that were to be made; None = none is, or it was interrupted."""
     null_calls_per_s: float | None = None
     points: list[dict[str, Any]] = field(default_factory=list)
     slo: str | None = None
     capacity: dict[str, Any] | None = None
     """What a search for the highest good rate has found."""
+    resumed: list[dict[str, Any]] = field(default_factory=list)
+    """When the measurement was gone on with: command, start and machine of each time."""
+
+    def go_on_with(self, before: dict[str, Any], *, measures_more: bool) -> None:
+        """Take over what an earlier raw file holds; what was begun now is one of `resumed`."""
+        again = {"command": self.command, "started": self.started, "client": self.client}
+        self.resumed = [*before.get("resumed", []), *([again] if measures_more else [])]
+        self.command, self.started = before["command"], before["started"]
+        self.client, self.server = before["client"], before["server"]
+        self.points = list(measured(before).values())
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -40,13 +52,19 @@ class Raw:
             "started": self.started,
             "ended": self.ended,
             "interrupted": self.interrupted,
+            "failure": self.failure,
             "client": self.client,
+            "resumed": self.resumed,
             "server": self.server,
             "generator": {"null_calls_per_s": self.null_calls_per_s},
             "points": self.points,
             "slo": self.slo,
             "capacity": self.capacity,
         }
+
+    def as_json(self) -> str:
+        """Return it as the file has it."""
+        return json.dumps(self.as_dict(), indent=1, allow_nan=False)
 
     def write(self, path: Path) -> None:
         """
@@ -57,7 +75,7 @@ class Raw:
         """
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            beside.write_text(json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n")
+            beside.write_text(self.as_json() + "\n")
             beside.replace(path)
         except OSError as error:
             raise UsageWrong(f"--raw: {path}: {error.strerror}") from None

@@ -16,7 +16,7 @@ from loadtest.formats import encode
 from loadtest.generator import Generator
 from loadtest.job import Job
 from loadtest.machine import describe
-from loadtest.notation import Objective
+from loadtest.notation import ANY, Objective
 from loadtest.point import Point
 from loadtest.progress import Display, duration_text
 from loadtest.report.terminal import show
@@ -40,7 +40,8 @@ def run_job(job: Job, command: list[str], screen: Console) -> int:
         LoadTestError: nothing could be measured.
     """
     found = raw.Raw(command, describe(), _server(job.target), raw.now())
-    found.points = list(job.there)
+    if job.before is not None:
+        found.go_on_with(job.before, measures_more=bool(job.points))
     found.slo = job.objective.text if job.objective is not None else None
     if job.raw is not None:
         found.write(job.raw)  # now, not after an hour, is it told that it cannot be
@@ -50,28 +51,38 @@ def run_job(job: Job, command: list[str], screen: Console) -> int:
         after.callback(_keep, found, job.raw)
         found.null_calls_per_s = _null_rate(generator, job)
         runner = _Runner(job, generator, display, found)
-        if job.find:
-            _find_capacity(job, runner, display)
-        else:
-            if len(job.points) > 1 and total_s:
-                display.say(f"{len(job.points)} points, about {duration_text(total_s)}")
-            for point in job.points:
-                if not runner.run(point, of=len(job.points)):
-                    break
+        try:
+            _measure(job, runner, display, total_s)
+        except KeyboardInterrupt:  # between two points; amid one it has an end of its own
+            if not found.points:
+                raise
+            found.interrupted = True
         found.ended = raw.now()
-    _show(found.as_dict())
+    _show(job, found)
     if job.raw is not None and found.points:
         display.say(f"raw file: {job.raw}")
     if found.interrupted:
         return STOPPED
-    if runner.failure is not None:
-        display.say(f"headwise-load: ended early: {runner.failure}")
+    if found.failure is not None:
+        display.say(f"headwise-load: ended early: {found.failure}")
         return UNTRUSTWORTHY
     # In a search, a rate that was too high is unstable as a matter of course.
     judged = runner.kept if job.find else found.points
     if runner.is_bottleneck or not all(is_trustworthy(point["warnings"]) for point in judged):
         return UNTRUSTWORTHY
-    return BROKEN if _is_broken(job, runner, display) else TRUSTWORTHY
+    return BROKEN if _is_broken(job, judged, display) else TRUSTWORTHY
+
+
+def _measure(job: Job, runner: "_Runner", display: Display, total_s: float | None) -> None:
+    """Measure all points, or search."""
+    if job.find:
+        _find_capacity(job, runner, display)
+        return
+    if len(job.points) > 1 and total_s:
+        display.say(f"{len(job.points)} points, about {duration_text(total_s)}")
+    for point in job.points:
+        if not runner.run(point, of=len(job.points)):
+            return
 
 
 def _keep(found: raw.Raw, path: Path | None) -> None:
@@ -84,20 +95,27 @@ def _keep(found: raw.Raw, path: Path | None) -> None:
         path.unlink(missing_ok=True)
 
 
-def _is_broken(job: Job, runner: "_Runner", display: Display) -> bool:
+def _is_broken(job: Job, judged: list[dict[str, Any]], display: Display) -> bool:
     """Return whether the objective is, or at every rate was, and say where."""
-    if job.objective is None:
-        return False
     if job.find:
-        return not runner.kept
-    for told, why in runner.broken:
-        display.say(f"{told['id']}: breaks {job.objective.text}: {why}")
-    return bool(runner.broken)
+        return not judged
+    objective, found = job.objective or ANY, False
+    for told in judged:
+        why = objective.broken(told["latency_ms"], offered=told["offered"])
+        if why is not None:
+            found = True
+            display.say(f"{told['id']}: breaks {objective.text}: {why}")
+    return found
 
 
-def _show(found: dict[str, Any]) -> None:
-    # In a file or a pipe there is no width to keep to.
-    show(found, Console() if sys.stdout.isatty() else Console(width=_FILE_WIDTH))
+def _show(job: Job, found: raw.Raw) -> None:
+    stream = sys.stderr if job.prints_json else sys.stdout
+    if job.prints_json:
+        print(found.as_json())
+    if not (job.prints_json and job.quiet):
+        # In a file or a pipe there is no width to keep to.
+        width = None if stream.isatty() else _FILE_WIDTH
+        show(found.as_dict(), Console(file=stream, emoji=False, width=width))
 
 
 class _Runner:
@@ -108,12 +126,8 @@ class _Runner:
         self._found = found
         self.kept: list[dict[str, Any]] = []
         """Points that kept the objective."""
-        self.broken: list[tuple[dict[str, Any], str]] = []
-        """Points that did not, and how."""
         self.is_bottleneck = False
         """Whether the generator was, in any point."""
-        self.failure: str | None = None
-        """Why the points after those that were measured could not be."""
 
     def run(self, point: Point, of: int | None = None) -> dict[str, Any] | None:
         """Measure a point, and return it; None = interrupted, and what there is is kept."""
@@ -126,7 +140,8 @@ class _Runner:
         except LoadTestError as error:
             if not self._found.points:
                 raise
-            self.failure = str(error)
+            self._found.failure = f"{point.id} could not be measured: {error}"
+            self.save()
             return None
         told["warnings"] = warnings_of(told, self._found.null_calls_per_s, self._job.limits)
         self.is_bottleneck |= any(w.startswith(BOTTLENECK) for w in told["warnings"])
@@ -145,13 +160,11 @@ class _Runner:
         return None if told["interrupted"] else told
 
     def _judge(self, told: dict[str, Any]) -> None:
-        if self._job.objective is None:
+        objective = self._job.objective
+        if objective is None:
             return
-        why = self._job.objective.broken(told["latency_ms"], offered=told["offered"])
-        if why is None:
+        if objective.broken(told["latency_ms"], offered=told["offered"]) is None:
             self.kept.append(told)
-        else:
-            self.broken.append((told, why))
 
     def save(self) -> None:
         """Write what there is by now, where a file is wanted."""

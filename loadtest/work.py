@@ -28,8 +28,12 @@ class Work:
     weights: str = "off"
     mask: Mask = "none"
     format: Format = "binary"
+    body: str = ""
+    """The file whose bodies are sent as they are; all but the format is theirs then."""
 
     def __str__(self) -> str:
+        if self.body:
+            return f"{self.format} {self.body}"
         mask = "" if self.mask == "none" else f" mask={self.mask}"
         return f"{self.format} {self.rows}x{self.length} weights={self.weights}{mask}"
 

@@ -1,7 +1,6 @@
 """What a peer's documentation leaves open, tried: each candidate in turn, round after round."""
 
 import statistics
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def tune(peer: Peer, graph: Path, *, threads: int) -> Iterator[str]:
             with peer.start(graph, threads, tuning) as running:
                 rates[tuning].append(_load(peer, running.port, mixed, CLIENTS).rate)
                 one = _load(peer, running.port, single, 1)
-                medians[tuning].append(float(np.median(one.latencies_s())) * 1e3)
+                medians[tuning].append(float(np.median(one.calls.latencies_s())) * 1e3)
     first = peer.candidates[0]
     for tuning in peer.candidates:
         chosen = " (chosen)" if tuning == peer.tuning else ""
@@ -59,7 +58,9 @@ def tune(peer: Peer, graph: Path, *, threads: int) -> Iterator[str]:
 
 def _load(peer: Peer, port: int, requests: list[bytes], clients: int) -> Records:
     plan = Plan(seconds=SECONDS, warmup_s=_WARM_UP_S)
-    records = closed_load(Endpoint("http", HOST, port), requests, clients=clients, plan=plan)
-    if set(records.outcome) != {200}:
-        raise Wrong(f"{peer.name}: expected status 200 alone, got {dict(Counter(records.outcome))}")
+    records = closed_load(
+        Endpoint("http", HOST, port), requests, clients=clients, plan=plan, keep_calls=True
+    )
+    if set(records.outcomes) != {200}:
+        raise Wrong(f"{peer.name}: expected status 200 alone, got {dict(records.outcomes)}")
     return records

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtest.report.measurement import STAGES, Measurement, Point
+from loadtest.notation import is_supported
+from loadtest.report.measurement import BEYOND_STAGES, STAGES, Measurement, Point
 from loadtest.report.verdict import doubts
 from loadtest.report.words import printable
 
@@ -29,19 +30,29 @@ class Column:
     """Whether it is in the short tables, too."""
     about: Literal["calls", "stages", "tester"] = "calls"
     """Which table it is in."""
+    statistic: str = "mean"
+    """Which statistic of the good calls it is, as in `p99`."""
+
+    def is_supported(self, point: Point) -> bool:
+        """Return whether a point has as many good calls as the statistic takes."""
+        return is_supported(self.statistic, point.latency_ms.count)
 
 
 def _latency(name: str, heading: str, *, is_short: bool = True) -> Column:
     field = name.replace(".", "_")
     return Column(
-        f"latency_{field}_ms", heading, lambda p: _of(p.latency_ms, field), is_short=is_short
+        f"latency_{field}_ms",
+        heading,
+        lambda p: _of(p.latency_ms, field),
+        is_short=is_short,
+        statistic=name,
     )
 
 
 def _sent(name: str) -> Column:
     field = name.replace(".", "_")
     heading = f"sent {name}" if name in ("p50", "p99") else ""
-    return Column(f"sent_{field}_ms", heading, lambda p: _of(p.sent_ms, field))
+    return Column(f"sent_{field}_ms", heading, lambda p: _of(p.sent_ms, field), statistic=name)
 
 
 def _stage(stage: str, statistic: str) -> Column:
@@ -49,7 +60,13 @@ def _stage(stage: str, statistic: str) -> Column:
         stages = point.stages_ms
         return None if stages is None else _of(getattr(stages, stage), statistic)
 
-    return Column(f"{stage}_{statistic}_ms", f"{stage} {statistic}", of, about="stages")
+    name, heading = f"{stage}_{statistic}_ms", f"{stage} {statistic}"
+    heading = "" if statistic == "p50" else heading  # or the table would not fit a page
+    return Column(name, heading, of, about="stages", statistic=statistic)
+
+
+def _beyond(part: str) -> Column:
+    return Column(f"{part}_mean_ms", f"{part} mean", lambda p: p.parts_ms.get(part), about="stages")
 
 
 def _decode(name: str) -> Column:
@@ -89,16 +106,17 @@ COLUMNS: Sequence[Column] = (
     _latency("mean", "mean", is_short=False),
     _latency("p50", "p50"),
     _latency("p90", "p90"),
+    _latency("p95", "p95"),
     _latency("p99", "p99"),
     _latency("p99.9", "p99.9"),
     _latency("max", "max"),
-    *(_sent(name) for name in ("mean", "p50", "p90", "p99", "p99.9", "max")),
+    *(_sent(name) for name in ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")),
     *(
         _stage(stage, statistic)
         for stage in (*STAGES, "total")
         for statistic in ("mean", "p50", "p99")
     ),
-    Column("rest_mean_ms", "rest mean", lambda p: p.rest_ms, about="stages"),
+    *map(_beyond, BEYOND_STAGES),
     *(_decode(name) for name in ("mean", "p50", "p99")),
     *(_lag(name) for name in ("p50", "p99", "max")),
     Column("cpu_share", "cores used", lambda p: p.cpu_share, about="tester"),

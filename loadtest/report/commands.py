@@ -84,8 +84,10 @@ def _checked(measurement: Measurement, slo: str | None) -> Measurement:
 
 def _console() -> Console:
     """Return a console on standard output, wide enough where that is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_NARROWEST)
+    console = Console(highlight=False, emoji=False)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, emoji=False, width=_NARROWEST)
 
 
 def _write(path: Path | None, content: Callable[[], str]) -> None:

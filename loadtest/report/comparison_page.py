@@ -25,7 +25,7 @@ from loadtest.report.sections import (
     verdict_box,
 )
 from loadtest.report.verdict import subject
-from loadtest.report.words import labels, ms, number, plural, ratio, shared
+from loadtest.report.words import hides, labels, ms, number, plural, ratio, shared
 
 MOST_PAIRS = 12
 """Matching points whose percentile curves are drawn; the table holds all."""
@@ -130,7 +130,8 @@ def _ratios(pairs: Sequence[Pair]) -> Markup:
 
 
 def _table(pairs: Sequence[Pair]) -> Markup:
-    caption = f"Latencies in milliseconds. {shared([pair.a for pair in pairs])}"
+    points = [pair.a for pair in pairs]
+    caption = f"Latencies in milliseconds. {shared(points)}. {hides(points)}".strip()
     head = tag(
         "tr",
         tag("th", "point", scope="col"),
@@ -196,8 +197,8 @@ def _both_by_load(index: int, curve: Curve, pairs: Sequence[Pair]) -> Markup:
     if not drawn:
         return join([])
     words = "; ".join(
-        f"{p.load_text}: p99 {number(p.latency_ms.p99)} and {number(other[p.id].latency_ms.p99)} ms"
-        for p in curve.points
+        f"{name}: p99 {number(p.latency_ms.p99)} and {number(other[p.id].latency_ms.p99)} ms"
+        for name, p in zip(labels(curve.points), curve.points, strict=True)
     )
     return figure(
         f"both-{index}",

@@ -12,7 +12,11 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Curve:
-    """Points that differ in load alone, from the lowest on; at least two loads."""
+    """
+    Points that differ in load alone, from the lowest on; at least two loads.
+
+    Tries of one load follow each other as they were measured.
+    """
 
     title: str
     points: Sequence[Point]
@@ -26,6 +30,17 @@ class Curve:
                 break
             found = point.load
         return found
+
+    @property
+    def last_tries(self) -> list[Point]:
+        """One point a load, the last that was measured."""
+        return list({point.load: point for point in self.points}.values())
+
+    @property
+    def earlier_tries(self) -> list[Point]:
+        """The points of loads that were tried again."""
+        last = {point.id for point in self.last_tries}
+        return [point for point in self.points if point.id not in last]
 
 
 @dataclass(frozen=True)

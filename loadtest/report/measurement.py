@@ -26,6 +26,12 @@ REFUSALS = frozenset({"429", "503", "504"})
 STAGES = ("queue", "assembly", "compute", "encode")
 """What a server may tell of a call, in the order of a call."""
 
+BEYOND_STAGES = ("other", "network", "waiting", "rest")
+"""
+What the stages leave of a latency: the server's own time that no stage names, the way there and
+back, waiting to be sent; `rest` is the first two together where the server told no total.
+"""
+
 _LOST_SHARE = 0.01
 """Refusals and failures above this share of the offered calls mean saturation."""
 
@@ -48,6 +54,7 @@ class Latency(_Value):
     mean: float | None = None
     p50: float | None = None
     p90: float | None = None
+    p95: float | None = None
     p99: float | None = None
     p99_9: float | None = Field(default=None, alias="p99.9")
     max: float | None = None
@@ -108,6 +115,8 @@ class Work(_Value):
     weights: str
     mask: str
     format: str
+    body: str = ""
+    """The file whose bodies were sent."""
 
     @field_validator("rows", "length", mode="before")
     @classmethod
@@ -126,6 +135,8 @@ class Point(_Value):
     work: Work
     warmup_s: float = 0.0
     seconds: float = Field(gt=0)
+    address: str = ""
+    """Of the server: the one of its name's addresses that was called."""
     offered: int = Field(ge=0)
     good_per_s: float | None = None
     latency_ms: Latency
@@ -198,11 +209,26 @@ class Point(_Value):
         return self.good / self.seconds if self.good_per_s is None else self.good_per_s
 
     @property
-    def rest_ms(self) -> float | None:
-        """Mean latency beyond the server's stages: the network, reading, and waiting to be sent."""
-        if self.stages_ms is None or self.latency_ms.mean is None:
-            return None
-        return max(0.0, self.latency_ms.mean - sum(mean for _, mean in self.stages_ms.means()))
+    def parts_ms(self) -> dict[str, float]:
+        """
+        Mean latency in ms by `STAGES` and `BEYOND_STAGES`, those that are known.
+
+        They add up to the mean latency.  Empty where the server told no stage.
+        """
+        whole = self.latency_ms.mean
+        if self.stages_ms is None or whole is None:
+            return {}
+        sent = whole if self.sent_ms is None or self.sent_ms.mean is None else self.sent_ms.mean
+        parts = dict(self.stages_ms.means())
+        staged, total = sum(parts.values()), self.stages_ms.total.mean
+        if total is None:
+            parts["rest"] = max(0.0, sent - staged)
+        else:
+            parts["other"] = max(0.0, total - staged)
+            parts["network"] = max(0.0, sent - max(total, staged))
+        if self.model == "open":
+            parts["waiting"] = max(0.0, whole - sent)
+        return parts
 
     @property
     def offered_rate(self) -> float:
@@ -224,12 +250,11 @@ class Point(_Value):
 
     def latency_at(self, statistic: str) -> float | None:
         """Return a latency in ms by its name in the raw file; others come from the histogram."""
-        name = statistic.replace(".", "_")
-        if name in Latency.model_fields:
-            value: float | None = getattr(self.latency_ms, name)
+        value: float | None = getattr(self.latency_ms, statistic.replace(".", "_"), None)
+        if value is not None:
             return value
         histogram = self.recorded()
-        if histogram is None:
+        if histogram is None or not statistic.startswith("p"):
             return None
         return float(histogram.get_value_at_percentile(float(statistic[1:]))) / 1e3
 
@@ -269,6 +294,12 @@ class Client(_Value):
     kernel: str = ""
     commit: str | None = None
 
+    @property
+    def summary(self) -> str:
+        """In a line."""
+        cores = "" if self.cores is None else f"{self.cores:g} cores, "
+        return f"{self.cpu or 'unknown'}, {cores}{self.kernel}, {self.commit or 'no commit'}"
+
 
 class ServerSide(_Value):
     """What answered."""
@@ -284,6 +315,14 @@ class Generator(_Value):
     """How fast the load tester is where nothing is computed."""
 
     null_calls_per_s: float | None = None
+
+
+class Resumed(_Value):
+    """When a measurement was gone on with."""
+
+    command: tuple[str, ...] = ()
+    started: str
+    client: Client
 
 
 class Capacity(_Value):
@@ -303,11 +342,14 @@ class Measurement(_Value):
     started: str
     ended: str
     interrupted: bool
+    failure: str | None = None
+    """Why loads are missing that were to be made."""
     client: Client
     server: ServerSide
     generator: Generator = Generator()
     slo: str | None = None
     capacity: Capacity | None = None
+    resumed: tuple[Resumed, ...] = ()
     points: tuple[Point, ...]
     warnings: tuple[str, ...] = ()
     """What is to be said of the whole; the raw file has none."""

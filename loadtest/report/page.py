@@ -11,7 +11,10 @@ from loadtest.report.point_charts import (
     heat_map,
     latency_by_kind,
     latency_by_load,
+    latency_over_time,
+    p99_of_curves,
     percentile_curves,
+    rate_over_time,
     stage_split,
     throughput,
 )
@@ -26,8 +29,19 @@ from loadtest.report.sections import (
     table,
     verdict_box,
 )
+from loadtest.report.style import KIND_COLOURS
 from loadtest.report.verdict import best, findings, subject, verdict
-from loadtest.report.words import arrivals, count, labels, ms, number, plural, shared
+from loadtest.report.words import (
+    THIN,
+    THIN_MEANS,
+    arrivals,
+    count,
+    labels,
+    ms,
+    number,
+    plural,
+    shared,
+)
 
 MOST_CURVES = 24
 """Kinds of work that get charts of their own; the tables hold all."""
@@ -53,7 +67,9 @@ def page(measurement: Measurement) -> str:
     found_curves, found_maps, rest = curves(points), maps(points), alone(points)
     tops = [best(each.points, objective) for each in found_curves]
     picked = {top.id for top in tops if top is not None}
+    together = _together(found_curves)
     body = [
+        *together,
         *(_curve(i, each, objective) for i, each in enumerate(found_curves[:MOST_CURVES])),
         _left_out(len(found_curves) - MOST_CURVES, "kind of work"),
         _side_by_side(rest, objective) if rest else None,
@@ -70,8 +86,10 @@ def page(measurement: Measurement) -> str:
         tag("h2", "Measure it again", id="again"),
         tag("p", "In a clone of Headwise, against a server like the one above:"),
         repeat(measurement.command),
+        *(repeat(again.command) for again in measurement.resumed),
     ]
-    places = [(f"curve-{i}", each.title) for i, each in enumerate(found_curves[:MOST_CURVES])]
+    places = [("together", "Kinds of work over load")] if together else []
+    places += [(f"curve-{i}", each.title) for i, each in enumerate(found_curves[:MOST_CURVES])]
     places += [("kinds", "Kinds of work")] if rest else []
     places += [("map", "Batch by length")] if found_maps else []
     places += [
@@ -129,6 +147,21 @@ def _left_out(amount: int, noun: str) -> Markup | None:
     return tag("p", f"{plural(amount, noun)} more: see all figures below.", class_="soft")
 
 
+def _together(found: Sequence[Curve]) -> list[Markup]:
+    """Return one chart of the kinds of work that were measured over the same kind of load."""
+    drawn = []
+    for model in ("open", "closed"):
+        of_model = [curve for curve in found if curve.points[0].model == model]
+        if 1 < len(of_model) <= len(KIND_COLOURS):
+            drawn.append(p99_of_curves(f"together-{model}", of_model))
+    if not drawn:
+        return []
+    return [
+        tag("h2", "Kinds of work over load", id="together"),
+        tag("div", *drawn, class_="charts"),
+    ]
+
+
 def _curve(index: int, curve: Curve, objective: Objective | None) -> Markup:
     key, points = f"curve-{index}", curve.points
     top = best(points, objective)
@@ -143,6 +176,8 @@ def _curve(index: int, curve: Curve, objective: Objective | None) -> Markup:
                 percentile_curves(f"{key}-percentiles", points, points),
                 throughput(f"{key}-throughput", points, points),
                 stage_split(f"{key}-stages", points, points),
+                latency_over_time(f"{key}-latency-over-time", points, points),
+                rate_over_time(f"{key}-rate-over-time", points, points),
                 class_="charts",
             ),
             figures_table(
@@ -186,6 +221,8 @@ def _side_by_side(points: Sequence[Point], objective: Objective | None) -> Marku
                 percentile_curves("kinds-percentiles", shown, points),
                 throughput("kinds-throughput", shown, points),
                 stage_split("kinds-stages", shown, points),
+                latency_over_time("kinds-latency-over-time", shown, points),
+                rate_over_time("kinds-rate-over-time", shown, points),
                 class_="charts",
             ),
             _left_out(len(points) - MOST_ROWS, "kind of work"),
@@ -275,6 +312,10 @@ def _terms() -> Markup:
         ),
         ("sent p50, p99", "latency from the moment a call really went out"),
         ("lag", "how late a call went out that had a connection"),
+        ("other", "the server's total beyond its stages: reading the body, handing it on"),
+        ("network", "latency from sending, less the server's total"),
+        ("waiting", "from when a call was due until it was sent"),
+        (THIN, THIN_MEANS.removeprefix(f"{THIN} ")),
     )
     rows = (tag("tr", tag("th", name, scope="row"), tag("td", what)) for name, what in terms)
     return tag("table", tag("caption", "What the words mean"), tag("tbody", *rows), class_="facts")

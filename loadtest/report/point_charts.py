@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from loadtest.notation import Objective
 from loadtest.report import charts
 from loadtest.report.charts import Axis, Bar, Line, Marks, Segment, Spread
 from loadtest.report.grouping import Curve, Map
 from loadtest.report.markup import Markup, tag
-from loadtest.report.measurement import STAGES, Point
+from loadtest.report.measurement import BEYOND_STAGES, STAGES, Point
 from loadtest.report.sections import figure, table
 from loadtest.report.verdict import doubts
-from loadtest.report.words import NOTHING, count, labels, ms, number, plural
+from loadtest.report.words import NOTHING, count, hides, labels, ms, number, plural
 
 MOST_LINES = 6
 """Percentile curves in one chart; of more, as many are drawn, evenly chosen."""
+
+Item = TypeVar("Item")
 
 PERCENTILES = (("p50", "c1"), ("p90", "c2"), ("p99", "c3"), ("max", "slowest"))
 OUTCOMES = ("good", "refused", "failed")
@@ -26,10 +29,10 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
     """Return percentiles over the load, the objective, and where saturation begins."""
     drawn = []
     for name, look in PERCENTILES:
-        pairs = [(p.load, p.latency_at(name)) for p in curve.points]
-        known = [(x, y) for x, y in pairs if y]
-        if known:
-            drawn.append(Line(name, known, look))
+        for label, tries in ((name, curve.last_tries), ("", curve.earlier_tries)):
+            known = [(p.load, y) for p in tries if (y := p.latency_at(name))]
+            if known:
+                drawn.append(Line(label, known, look, joined=bool(label)))
     is_open = curve.points[0].model == "open"
     title = f"Latency by {'rate' if is_open else 'clients'}"
     if not drawn:
@@ -38,7 +41,8 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
         [] if objective is None else _limits(objective),
         curve.saturated_from,
     )
-    words = charts.said([(p.load_text, p.latency_ms.p99) for p in curve.points])
+    names = labels(curve.points)
+    words = charts.said([(n, p.latency_ms.p99) for n, p in zip(names, curve.points, strict=True)])
     saturation = (
         ""
         if curve.saturated_from is None
@@ -48,14 +52,50 @@ def latency_by_load(key: str, curve: Curve, objective: Objective | None) -> Mark
         key,
         title,
         f"p99 by load: {words}.{saturation}",
-        "Half of the calls are faster than p50, 99 of 100 faster than p99.",
+        "Half of the calls are faster than p50, 99 of 100 faster than p99."
+        + (" Dots off the lines: earlier tries of a load." if curve.earlier_tries else ""),
         lambda frame: charts.lines(frame, load_axis(curve), drawn, marks),
     )
 
 
 def _limits(objective: Objective) -> list[tuple[float, str]]:
     """Return each bound in ms with its words."""
-    return [(bound, f"{figure} < {bound:g} ms") for figure, bound in objective.bounds_ms.items()]
+    return [
+        (bound.limit, f"{figure} {bound.sign} {bound.limit:g} ms")
+        for figure, bound in objective.bounds_ms.items()
+    ]
+
+
+def p99_of_curves(key: str, found: Sequence[Curve]) -> Markup:
+    """Return p99 over the load of several kinds of work in one chart, such as JSON and binary."""
+    points = [point for curve in found for point in curve.last_tries]
+    firsts = [curve.last_tries[0] for curve in found]
+    # Of what they share nothing is said, and the load is the axis.
+    names = [
+        kind.removesuffix(f", {point.load_text}")
+        for kind, point in zip(labels(firsts, points), firsts, strict=True)
+    ]
+    is_long = max(map(len, names)) > _MOST_LINE_LETTERS
+    drawn = []
+    for i, curve in enumerate(found):
+        known = [(p.load, p.latency_ms.p99) for p in curve.last_tries]
+        pairs = [(load, p99) for load, p99 in known if p99]
+        if pairs:
+            drawn.append(Line(str(i + 1) if is_long else names[i], pairs, f"k{i + 1}"))
+    if not drawn:
+        return _nothing("p99 of all kinds of work")
+    told = "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names))
+    words = "; ".join(
+        f"{name}: {charts.said([(p.load_text, p.latency_ms.p99) for p in curve.last_tries])}"
+        for name, curve in zip(names, found, strict=True)
+    )
+    return figure(
+        key,
+        "p99 of all kinds of work",
+        f"{words}.",
+        f"{told}." if is_long else "",
+        lambda frame: charts.lines(frame, load_axis(found[0]), drawn),
+    )
 
 
 def load_axis(curve: Curve) -> Axis:
@@ -77,15 +117,81 @@ def _load_ticks(curve: Curve) -> list[tuple[float, str]]:
 
 def percentile_curves(key: str, points: Sequence[Point], among: Sequence[Point]) -> Markup:
     """Return latency over 1 / (1 - p): each step to the right is ten times as rare."""
-    title = "Latency by percentile"
-    curves_of = [(point, point.curve()) for point in points]
-    found = [(point, curve) for point, curve in curves_of if curve]
-    if not found:
-        return _nothing(title)
+    drawn, names = _lines([(point, point.curve()) for point in points], among)
+    if not drawn:
+        return _nothing("Latency by percentile")
+    axis = Axis("percentile; each step is ten times as rare", log=True, ticks=PERCENTILE_TICKS)
+    words = charts.said([(n, p.latency_ms.p99_9) for n, p in _named(points, among)])
+    return figure(
+        key,
+        "Latency by percentile",
+        f"p99.9: {words}.",
+        f"{names}Each curve ends at its slowest call.",
+        lambda frame: charts.lines(frame, axis, drawn),
+    )
+
+
+_SECONDS = Axis("seconds since the measured part began")
+_RATE = Axis("good answers a second")
+
+
+def latency_over_time(key: str, points: Sequence[Point], among: Sequence[Point]) -> Markup:
+    """Return p99 of the calls that were due in each window."""
+    drawn, names = _lines(
+        [(p, [(w.at_s, w.p99) for w in p.windows if w.p99]) for p in points], among
+    )
+    if not drawn:
+        return _nothing("p99 over time", "No call was answered well in any window.")
+    words = charts.said([(n, _slowest_window(p)) for n, p in _named(points, among)])
+    return figure(
+        key,
+        "p99 over time",
+        f"p99 of the slowest window: {words}.",
+        f"{names}Of the calls that were due in each window; one without a good answer has none.",
+        lambda frame: charts.lines(frame, _SECONDS, drawn),
+    )
+
+
+def rate_over_time(key: str, points: Sequence[Point], among: Sequence[Point]) -> Markup:
+    """Return the good answers that came in each window, by the second; a stall shows as none."""
+    drawn, names = _lines(
+        [(p, [(w.at_s, w.rate or 0.0) for w in p.windows]) for p in points], among
+    )
+    if not drawn:
+        return _nothing("Good answers over time", "There are no windows.")
+    words = "; ".join(
+        f"{n} {number(min((w.rate or 0.0 for w in p.windows), default=None))}/s"
+        for n, p in _named(points, among)
+    )
+    return figure(
+        key,
+        "Good answers over time",
+        f"Fewest in a window: {words}.",
+        f"{names}Where a line falls to the ground, nothing was answered.",
+        lambda frame: charts.lines(frame, _SECONDS, drawn, upright=_RATE),
+    )
+
+
+def _slowest_window(point: Point) -> float | None:
+    return max((window.p99 for window in point.windows if window.p99), default=None)
+
+
+def _named(points: Sequence[Point], among: Sequence[Point]) -> list[tuple[str, Point]]:
+    return list(zip(labels(points, among), points, strict=True))
+
+
+def _lines(
+    curves: Sequence[tuple[Point, Sequence[tuple[float, float]]]], among: Sequence[Point]
+) -> tuple[list[Line], str]:
+    """
+    Return a line for each point that has one, `MOST_LINES` at most, and what is to be said of it.
+
+    Names too long to stand beside a line are numbered, and the words tell them.
+    """
+    found = [(point, curve) for point, curve in curves if curve]
     chosen = _evenly(found, MOST_LINES)
     names = labels([point for point, _ in chosen], among)
-    # Long names leave no room for the curves: numbers stand for them.
-    is_long = max(map(len, names)) > _MOST_LINE_LETTERS
+    is_long = max(map(len, names), default=0) > _MOST_LINE_LETTERS
     steps = max(len(chosen) - 1, 1)
     drawn = [
         Line(
@@ -96,18 +202,10 @@ def percentile_curves(key: str, points: Sequence[Point], among: Sequence[Point])
         )
         for i, (name, (_, curve)) in enumerate(zip(names, chosen, strict=True))
     ]
-    axis = Axis("percentile; each step is ten times as rare", log=True, ticks=PERCENTILE_TICKS)
-    words = charts.said([(n, p.latency_ms.p99_9) for n, (p, _) in zip(names, chosen, strict=True)])
     left = len(found) - len(chosen)
-    key_of_names = "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names))
-    return figure(
-        key,
-        title,
-        f"p99.9: {words}.",
-        (f"{key_of_names}. " if is_long else "")
-        + "Each curve ends at its slowest call."
-        + (f" {plural(left, 'curve')} more left out." if left else ""),
-        lambda frame: charts.lines(frame, axis, drawn),
+    told = "; ".join(f"{i + 1}: {name}" for i, name in enumerate(names)) if is_long else ""
+    return drawn, (f"{told}. " if told else "") + (
+        f"{plural(left, 'curve')} more left out. " if left else ""
     )
 
 
@@ -160,39 +258,41 @@ def stage_split(key: str, points: Sequence[Point], among: Sequence[Point]) -> Ma
     """Return where the mean latency went: means alone may be added up."""
     title = "Where the time goes"
     names = labels(points, among)
-    told = [(n, p) for n, p in zip(names, points, strict=True) if p.stages_ms is not None]
+    told = [(n, p) for n, p in zip(names, points, strict=True) if p.parts_ms]
     if not told:
         return _nothing(title, "The server told no times of its stages (Server-Timing).")
-    parts = {name: _parts(point) for name, point in told}
     rows = [
-        Bar(clipped(name), _shares(parts[name]), ms(point.latency_ms.mean)) for name, point in told
+        Bar(clipped(name), _shares(point.parts_ms), ms(point.latency_ms.mean))
+        for name, point in told
     ]
-    known = {stage for means in parts.values() for stage, _ in means}
-    legend = [(stage, stage) for stage in (*STAGES, "rest") if stage in known]
+    known = {part for _, point in told for part in point.parts_ms}
+    legend = [(part, part) for part in (*STAGES, *BEYOND_STAGES) if part in known]
     words = "; ".join(
-        f"{name}: {charts.said(parts[name])}, of {ms(point.latency_ms.mean)}"
+        f"{name}: {charts.said(list(point.parts_ms.items()))}, of {ms(point.latency_ms.mean)}"
         for name, point in told
     )
     return figure(
         key,
         title,
         f"Mean times of stages: {words}.",
-        "In milliseconds; means, since only they add up. Rest: the network, reading the body,"
-        " waiting to be sent.",
+        "In milliseconds; means, since only they add up. "
+        + " ".join(_BEYOND_MEANS[part] for part in BEYOND_STAGES if part in known),
         lambda frame: charts.bars(frame, "share of the mean latency, %", rows, legend),
     )
 
 
-def _parts(point: Point) -> list[tuple[str, float]]:
-    """Return (stage, mean in ms), with what no stage accounts for at the end."""
-    means = [] if point.stages_ms is None else point.stages_ms.means()
-    return [*means, ("rest", point.rest_ms or 0.0)]
+_BEYOND_MEANS = {
+    "other": "Other: the server's own time that no stage names, such as reading the body.",
+    "network": "Network: the way there and back, and both kernels.",
+    "waiting": "Waiting: from when a call was due until it was sent.",
+    "rest": "Rest: the network, reading the body.",
+}
 
 
-def _shares(means: Sequence[tuple[str, float]]) -> list[Segment]:
+def _shares(parts: dict[str, float]) -> list[Segment]:
     """Return bars of one length, so that fast and slow points can be read side by side."""
-    whole = sum(value for _, value in means) or 1.0
-    return [Segment(100 * value / whole, stage, number(value)) for stage, value in means]
+    whole = sum(parts.values()) or 1.0
+    return [Segment(100 * value / whole, part, number(value)) for part, value in parts.items()]
 
 
 def latency_by_kind(key: str, points: Sequence[Point], among: Sequence[Point]) -> Markup:
@@ -245,6 +345,8 @@ def heat_map(found: Map) -> Markup:
     ]
     is_marked = any(doubts(p) or p.is_saturated for p in found.points.values())
     caption = found.title + ("; * saturated or in doubt" if is_marked else "")
+    if hidden := hides(list(found.points.values())):
+        caption += f". {hidden}"
     label = f"p99 in milliseconds: {found.title}"
     return table(caption, head, body, label=label, kind="heat")
 
@@ -253,9 +355,7 @@ def _nothing(title: str, why: str = "No call was answered well.") -> Markup:
     return tag("figure", tag("h3", title), tag("p", why, class_="soft"))
 
 
-def _evenly(
-    items: Sequence[tuple[Point, list[tuple[float, float]]]], most: int
-) -> list[tuple[Point, list[tuple[float, float]]]]:
+def _evenly(items: Sequence[Item], most: int) -> list[Item]:
     """Return so many of them, first and last included."""
     if len(items) <= most:
         return list(items)

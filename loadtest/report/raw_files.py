@@ -34,6 +34,7 @@ def load(paths: Sequence[Path]) -> Measurement:
             "started": min(part.started for part in parts),
             "ended": max(part.ended for part in parts),
             "interrupted": any(part.interrupted for part in parts),
+            "failure": next((part.failure for part in parts if part.failure), None),
             "points": tuple(points),
             "warnings": tuple(_differences(first, others)),
         }

@@ -10,7 +10,7 @@ from loadtest.report.markup import Markup, tag
 from loadtest.report.measurement import Measurement, Point
 from loadtest.report.style import STYLE
 from loadtest.report.verdict import Verdict
-from loadtest.report.words import NOTHING, count, labels, number, printable
+from loadtest.report.words import NOTHING, THIN, count, hides, labels, number, printable
 
 WIDE = 552.0
 NARROW = 356.0
@@ -107,15 +107,25 @@ def figures_table(
         tag(
             "tr",
             tag("th", label + (" (saturated)" if point.is_saturated else ""), scope="row"),
-            *(tag("td", cell(column.of(point), column.name)) for column in columns),
+            *(_figure(column, point) for column in columns),
             class_="saturated" if point.is_saturated else "pick" if point.id in picked else None,
         )
         for point, label in zip(points, labels(points, among), strict=True)
     ]
+    if hidden := hides(points):
+        caption = f"{caption.rstrip('.')}. {hidden}"
     return table(caption, head, rows)
 
 
-def cell(value: Value, name: str) -> str:
+def _figure(column: Column, point: Point) -> Markup:
+    """Return a cell; what too few calls support stands back."""
+    value = column.of(point)
+    if value is None or column.is_supported(point):
+        return tag("td", cell(value))
+    return tag("td", THIN + cell(value), class_="thin")
+
+
+def cell(value: Value) -> str:
     """Return a figure as tables show it."""
     if isinstance(value, int):
         return count(value)

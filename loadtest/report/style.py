@@ -5,12 +5,16 @@ Colours are told apart by people who see fewer (Okabe and Ito's set, darkened fo
 nothing is said by colour alone.
 """
 
+KIND_COLOURS = ("blue", "orange", "green", "red", "grey", "ink")
+"""Of kinds of work that share a chart."""
+
 _LIGHT = """
   --ground: #ffffff; --panel: #f5f6f8; --ink: #1c2128; --soft: #57606a; --rule: #d0d7de;
   --fine: #e6e9ed; --blue: #0b5cad; --blue-1: #5794d0; --blue-2: #2f7fcb; --blue-3: #0b5cad;
   --blue-4: #07386b; --orange: #b45309; --green: #1a7f5a; --grey: #8b949e; --red: #b3261e;
   --haze: #eef0f3; --good: #176f4d; --bad: #a3401a;
   --queue: #e69f00; --assembly: #cc79a7; --compute: #0b5cad; --encode: #3aa889; --rest: #b4bcc5;
+  --other: #56b4e9; --network: #b4bcc5; --waiting: #f0e442;
   --refused: #e69f00; --failed: #b3261e; --a: #0b5cad; --b: #b45309;
   --on-light: #16191d; --on-dark: #ffffff;
 """
@@ -21,6 +25,7 @@ _DARK = """
   --blue-4: #c9e3ff; --orange: #f0a860; --green: #5cc8a3; --grey: #8b949e; --red: #ff8a80;
   --haze: #1d232b; --good: #5cc8a3; --bad: #f0a860;
   --queue: #e69f00; --assembly: #cc79a7; --compute: #7cb7f2; --encode: #3aa889; --rest: #8a95a1;
+  --other: #56b4e9; --network: #8a95a1; --waiting: #f0e442;
   --refused: #e69f00; --failed: #ff8a80; --a: #7cb7f2; --b: #f0a860;
   --on-light: #16191d; --on-dark: #16191d;
 """
@@ -103,6 +108,7 @@ th:first-child, td:first-child { padding-left: 0; }
 .figures tr.saturated td, .figures tr.saturated th { background: var(--haze); }
 .figures tr.saturated th:first-child { padding-left: 6px; }
 .pick { font-weight: 650; }
+.figures td.thin { color: var(--soft); font-weight: 400; }
 .heat { table-layout: fixed; }
 .heat td { text-align: center; min-width: 64px; padding: 9px 8px; border: 2px solid var(--ground); }
 .heat tbody tr + tr > * { border-top: 2px solid var(--ground); }
@@ -156,6 +162,9 @@ path.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
             ("compute", "compute"),
             ("encode", "encode"),
             ("rest", "rest"),
+            ("other", "other"),
+            ("network", "network"),
+            ("waiting", "waiting"),
             ("good", "compute"),
             ("refused", "refused"),
             ("failed", "failed"),
@@ -163,12 +172,14 @@ path.line { fill: none; stroke-width: 2; stroke-linejoin: round; }
             ("b", "b"),
             ("a2", "a"),
             ("b2", "b"),
+            *((f"k{i + 1}", colour) for i, colour in enumerate(KIND_COLOURS)),
         )
     )
     + """
 path.slowest { stroke-dasharray: 2 4; stroke-linecap: round; }
 path.b { stroke-dasharray: 6 4; }
-text.on-queue, text.on-assembly, text.on-encode, text.on-rest, text.on-refused {
+text.on-queue, text.on-assembly, text.on-encode, text.on-rest, text.on-refused,
+text.on-other, text.on-network, text.on-waiting {
   fill: var(--on-light); }
 text.on-compute, text.on-good, text.on-failed { fill: var(--on-dark); }
 """

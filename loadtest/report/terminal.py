@@ -8,14 +8,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from loadtest.notation import is_supported
 from loadtest.report.comparing import Comparison, joint_verdict
 from loadtest.report.comparison_page import CLEAR
-from loadtest.report.measurement import STAGES, Measurement, Point
+from loadtest.report.measurement import BEYOND_STAGES, STAGES, Measurement, Point
 from loadtest.report.raw_files import read
 from loadtest.report.verdict import Verdict, findings, subject, verdict
-from loadtest.report.words import labels, number, printable, ratio, shared
+from loadtest.report.words import (
+    THIN,
+    THIN_MEANS,
+    count,
+    hides,
+    labels,
+    number,
+    printable,
+    ratio,
+    shared,
+)
 
-_STATISTICS = ("p50", "p90", "p99", "p99.9", "max")
+_STATISTICS = ("p50", "p90", "p95", "p99", "p99.9", "max")
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,7 @@ class _Part:
 
     title: str
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Text]]
 
 
 def show(raw: Mapping[str, object], console: Console) -> None:
@@ -63,24 +74,32 @@ def _answers(measurement: Measurement) -> _Part:
     """Return what came of the calls, and the latencies of those answered well."""
     rows = []
     for point in measurement.points:
-        counts = (point.offered, point.good_rate, point.refused, point.failed)
-        rows.append([*counts, *(point.latency_at(statistic) for statistic in _STATISTICS)])
-    return _Part(
-        "latencies in ms",
-        ("calls", "good/s", "refused", "failed", *_STATISTICS),
-        [[number(figure) for figure in row] for row in rows],
-    )
+        told = [count(point.offered), number(point.good_rate)]
+        told += [count(point.refused), count(point.failed)]
+        rows.append(
+            [
+                *map(Text, told),
+                *(_percentile(point, statistic) for statistic in _STATISTICS),
+            ]
+        )
+    headings = ("calls", "good/s", "refused", "failed", *_STATISTICS)
+    return _Part("latencies in ms", headings, rows)
+
+
+def _percentile(point: Point, statistic: str) -> Text:
+    """Return a latency; one that too few calls support is marked, and stands back."""
+    told = number(point.latency_at(statistic))
+    if is_supported(statistic, point.latency_ms.count):
+        return Text(told)
+    return Text(THIN + told, "dim")
 
 
 def _stages(measurement: Measurement) -> _Part:
     """Return mean times of stages, those that the server told."""
-    means = [dict(p.stages_ms.means()) if p.stages_ms else {} for p in measurement.points]
-    told = [stage for stage in STAGES if any(stage in each for each in means)]
-    rows = [
-        [number(each.get(stage)) for stage in told] + [number(point.rest_ms)]
-        for point, each in zip(measurement.points, means, strict=True)
-    ]
-    return _Part("mean ms of stages", (*told, "rest"), rows)
+    means = [point.parts_ms for point in measurement.points]
+    told = [part for part in (*STAGES, *BEYOND_STAGES) if any(part in each for each in means)]
+    rows = [[Text(number(each.get(part))) for part in told] for each in means]
+    return _Part("mean ms by stage", told, rows)
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
@@ -101,16 +120,20 @@ def _latencies(comparison: Comparison) -> _Part:
     for pair in comparison.pairs:
         cells = []
         for name in ("p50", "p99"):
-            cells += [number(side.latency_at(name)) for side in (pair.a, pair.b)]
-            cells.append(ratio(pair.ratio(name)))
-        rows.append([*cells, CLEAR[pair.is_clear("p50")]])
+            cells += [_percentile(side, name) for side in (pair.a, pair.b)]
+            cells.append(Text(ratio(pair.ratio(name))))
+        rows.append([*cells, Text(CLEAR[pair.is_clear("p50")])])
     headings = [name for of in ("p50", "p99") for name in (f"{of} A", f"{of} B", "A / B")]
     return _Part("latencies in ms; A / B below 1: A is faster", [*headings, "p50 differs"], rows)
 
 
 def _rates(comparison: Comparison) -> _Part:
     rows = [
-        [number(pair.a.good_rate), number(pair.b.good_rate), ratio(pair.rate_ratio)]
+        [
+            Text(number(pair.a.good_rate)),
+            Text(number(pair.b.good_rate)),
+            Text(ratio(pair.rate_ratio)),
+        ]
         for pair in comparison.pairs
     ]
     return _Part("good answers", ("good/s A", "good/s B", "A / B"), rows)
@@ -131,6 +154,8 @@ def _show_tables(
             console.print(_table(points, [part], saturated))
     else:
         console.print(whole)
+    if any(cell.plain.startswith(THIN) for part in parts for row in part.rows for cell in row):
+        console.print(Text(THIN_MEANS, "dim"))
 
 
 def _table(
@@ -141,6 +166,8 @@ def _table(
     made = Table(
         title=Text(title.removesuffix("; ")),
         title_justify="left",
+        caption=Text(hides(points)) if hides(points) else None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         padding=(0, 1),
@@ -154,7 +181,7 @@ def _table(
     for i, label in enumerate(labels(points)):
         made.add_row(
             Text(f"{label} saturated" if marks[i] else label),
-            *(Text(cell) for part in parts for cell in part.rows[i]),
+            *(cell for part in parts for cell in part.rows[i]),
             style="yellow" if marks[i] else None,
         )
     return made

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
-from loadtest.notation import Objective
+from loadtest.notation import Objective, needed_calls
 from loadtest.report.measurement import (
     Capacity,
     Latency,
@@ -21,7 +22,7 @@ from loadtest.report.words import (
     share,
     shared,
 )
-from loadtest.trust import is_trustworthy
+from loadtest.trust import LOST, NO_ANSWER, is_trustworthy, lost_text
 
 _HISTOGRAM_SHARE = 0.01
 """Figures and histogram may differ by this: the histogram keeps three digits."""
@@ -49,7 +50,9 @@ def verdict(measurement: Measurement) -> Verdict:
         told.append(f"{plural(left, 'warning')} more: the CSV file has them all.")
     if not measurement.points:
         return Verdict(False, "Nothing was measured.", told)
-    if not all(is_trustworthy(list(p.warnings)) and not flaws(p) for p in _judged(measurement)):
+    if measurement.failure or not all(
+        is_trustworthy(list(p.warnings)) and not flaws(p) for p in _judged(measurement)
+    ):
         return Verdict(False, "These numbers are not to be trusted.", told)
     if told:
         return Verdict(False, "Read the numbers with care.", told)
@@ -60,9 +63,30 @@ def _doubts(measurement: Measurement) -> list[str]:
     found = list(measurement.warnings)
     if measurement.interrupted:
         found.append("The measurement was interrupted: points may be missing.")
+    if measurement.failure:
+        found.append(f"The measurement ended early: {measurement.failure}.")
+    found += [
+        f"resumed at {again.started} on another machine or version: {again.client.summary}, where"
+        f" it began on {measurement.client.summary}"
+        for again in measurement.resumed
+        if again.client != measurement.client
+    ]
     for point in _judged(measurement):
         found += [f"{point.id}: {warning}" for warning in doubts(point)]
+        found += _unsupported(point, measurement.objective)
     return found
+
+
+def _unsupported(point: Point, objective: Objective | None) -> list[str]:
+    """Return what an objective is held against that too few calls support."""
+    if objective is None:
+        return []
+    calls = point.latency_ms.count
+    return [
+        f"{point.id}: {figure} of {plural(calls, 'call')} is held against {objective.text};"
+        f" it takes {count(needed_calls(figure))}: measure for longer"
+        for figure in objective.unsupported(calls)
+    ]
 
 
 def _judged(measurement: Measurement) -> Sequence[Point]:
@@ -83,6 +107,9 @@ def flaws(point: Point) -> list[str]:
     found = []
     if point.wrong and not any("wrong" in warning for warning in point.warnings):
         found.append(f"{count(point.wrong)} of {plural(point.checked, 'checked answer')} wrong")
+    if not any(warning.startswith((LOST, NO_ANSWER)) for warning in point.warnings):
+        told = lost_text(point.failures, point.offered)
+        found += [told] if told else []
     if point.unanswered:
         found.append(f"{plural(point.unanswered, 'call')} neither answered nor counted as failed")
     if point.latency_ms.count != point.good:
@@ -95,7 +122,10 @@ def flaws(point: Point) -> list[str]:
 
 
 def _is_ordered(latency: Latency) -> bool:
-    rising = [latency.p50, latency.p90, latency.p99, latency.p99_9, latency.max]
+    rising = [
+        *(latency.p50, latency.p90, latency.p95),
+        *(latency.p99, latency.p99_9, latency.max),
+    ]
     known = [value for value in rising if value is not None]
     return known == sorted(known)
 
@@ -125,7 +155,11 @@ def subject(measurement: Measurement) -> str:
     points = measurement.points
     common = shared(points)
     detail = f": {common}" if common else ""
-    return printable(f"{name}{what} at {server.url}, {plural(len(points), 'point')}{detail}.")
+    called = {point.address for point in points} - {"", urlsplit(server.url).hostname}
+    address = f" ({', '.join(sorted(called))})" if called else ""
+    return printable(
+        f"{name}{what} at {server.url}{address}, {plural(len(points), 'point')}{detail}."
+    )
 
 
 def best(points: Sequence[Point], objective: Objective | None) -> Point | None:

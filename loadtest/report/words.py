@@ -1,13 +1,30 @@
 """Numbers and names as a reader wants them: three digits that count, one way everywhere."""
 
+from collections import Counter
 from collections.abc import Sequence
 
+from loadtest.notation import needed_calls
 from loadtest.report.measurement import Point, Work
 
 NOTHING = "\N{EN DASH}"
 """What stands where there is no number."""
 
+THIN = "~"
+"""What stands before a percentile that too few calls support."""
+
 _GAP = "\N{NARROW NO-BREAK SPACE}"
+
+
+HIDES = (
+    "Closed load: a client that waits sends nothing, so stalls of the server hide in these figures"
+    " (coordinated omission)."
+)
+"""Goes with every table that has points of a closed load."""
+
+
+def hides(points: Sequence[Point]) -> str:
+    """Return what is to be said of figures of a closed load; "" where there are none."""
+    return HIDES if any(point.model == "closed" for point in points) else ""
 
 
 def number(value: float | None) -> str:
@@ -24,6 +41,11 @@ def number(value: float | None) -> str:
 def count(value: float | None) -> str:
     """Return a whole number, thousands set apart."""
     return NOTHING if value is None else f"{value:,.0f}".replace(",", _GAP)
+
+
+THIN_MEANS = f"{THIN} too few calls to say; it takes " + ", ".join(
+    f"{count(needed_calls(figure))} for {figure}" for figure in ("p95", "p99", "p99.9")
+)
 
 
 def ms(value: float | None) -> str:
@@ -57,7 +79,9 @@ def printable(text: str) -> str:
 
 
 def shape(work: Work) -> str:
-    """Return batch by length."""
+    """Return batch by length, or the file of the bodies."""
+    if work.body:
+        return work.body
     return f"{work.rows} × {work.length}"  # noqa: RUF001 (the sign itself)
 
 
@@ -90,7 +114,11 @@ def shared(points: Sequence[Point]) -> str:
 
 
 def labels(points: Sequence[Point], among: Sequence[Point] | None = None) -> list[str]:
-    """Return what tells each point from the others `among` which it stands."""
+    """
+    Return what tells each point from the others `among` which it stands.
+
+    Points that nothing tells apart are tries of the same load, numbered as they were measured.
+    """
     if not points:
         return []
     every = [(point, parts_of(point)) for point in among or points]
@@ -98,10 +126,16 @@ def labels(points: Sequence[Point], among: Sequence[Point] | None = None) -> lis
     # The unit of a load tells its model.
     told = {key: {parts[key] for _, parts in every} - {""} for key in parts_of(points[0])}
     telling = [key for key, values in told.items() if len(values) > 1 and key != "model"]
-    found = []
-    for point in points:
-        parts = [value for key in telling if (value := parts_of(point)[key])]
-        if len(loads) > 1 or not parts:
-            parts.append(point.load_text)
-        found.append(printable(", ".join(parts)))
-    return found
+    plain = [(point.id, _label(point, parts, telling, len(loads) > 1)) for point, parts in every]
+    times, found, again = Counter(label for _, label in plain), {}, Counter[str]()
+    for name, label in plain:
+        again[label] += 1
+        found[name] = label if times[label] == 1 else f"{label}, try {again[label]}"
+    return [found[point.id] for point in points]
+
+
+def _label(point: Point, parts: dict[str, str], telling: Sequence[str], with_load: bool) -> str:
+    found = [value for key in telling if (value := parts[key])]
+    if with_load or not found:
+        found.append(point.load_text)
+    return printable(", ".join(found))

@@ -20,6 +20,7 @@ from loadtest.cli import main
 from loadtest.plan import Live, Plan
 from loadtest.point import Point
 from loadtest.progress import Display, duration_text, live_text, result_text
+from loadtest.trust import is_trustworthy
 from loadtest.work import Work
 from tests.service.transport.test_tls import Files
 from tests.support.layers import Layers
@@ -75,7 +76,7 @@ def test_url_alone_is_enough(server: Server, tmp_path: Path) -> None:
 
     [point] = written(file)["points"]
     assert code in (0, 1), errors  # whether the machine was quiet is not this test's matter
-    assert (code == 0) == (not point["warnings"])
+    assert (code == 0) == is_trustworthy(point["warnings"])
     assert point["id"] == "binary 1x8 weights=off 100/s"
     assert (point["model"], point["arrivals"], point["rate"]) == ("open", "poisson", 100)
     assert f"{point['latency_ms']['p50']:.3g}" in output
@@ -94,7 +95,7 @@ def test_raw_file_can_be_recomputed(tmp_path: Path) -> None:
 
     found = written(file)
     [point] = found["points"]
-    assert code == 0, errors
+    assert code == 3, errors  # more refusals than any load may have
     assert point["offered"] == point["rate"] * point["seconds"] == 100
     assert sum(point["statuses"].values()) + sum(point["failures"].values()) == 100
     histogram = HdrHistogram.decode(point["histogram"])
@@ -173,23 +174,28 @@ def test_silence_is_told_once_until_an_answer_comes() -> None:
 
 def test_point_is_told_in_plain_numbers() -> None:
     """Four digits are no power of ten."""
-    latency = {"count": 2, "p50": 9.94, "p90": 1034.0, "p99": 1034.0, "max": 1034.0}
+    latency = {"count": 2, "p50": 9.94, "p95": 1034.0, "p99": 1034.0, "max": 1034.0}
 
     told = result_text({"id": "a", "latency_ms": latency, "good_per_s": 1070.9, "offered": 3})
 
     gap = "\N{NARROW NO-BREAK SPACE}"
     assert told == (
-        f"a: p50 9.94  p90 1{gap}034  p99 1{gap}034  max 1{gap}034 ms  1{gap}071 good/s  1 not good"
+        f"a: p50 9.94  p95 1{gap}034  p99 1{gap}034  max 1{gap}034 ms  1{gap}071 good/s  1 not good"
     )
 
 
+@pytest.mark.fault("H1")
 def test_interrupted_sweep_tells_what_it_has_and_can_be_resumed(tmp_path: Path) -> None:
-    """Whole points are kept as they are, the rest is measured then."""
+    """
+    Whole points are kept as they are, the rest is measured then.
+
+    The interruption comes when it comes: amid a point, or between two.
+    """
     file = tmp_path / "raw.json"
-    argv = ("--clients", "1,2,3", "--duration", "1s", "--raw", file, *QUICK)
+    argv = ("--clients", "1,2,3", "--duration", "2s", "--raw", file, *QUICK)
     with Stub(delays_ms=[2]) as stub:
         with started(stub.url, *argv) as process:
-            until(lambda: file.exists() and len(written(file)["points"]) == 1)
+            until(lambda: file.exists() and len(written(file)["points"]) > 0)
             process.send_signal(signal.SIGINT)
             output, errors = process.communicate(timeout=60)
         first = written(file)
@@ -202,29 +208,30 @@ def test_interrupted_sweep_tells_what_it_has_and_can_be_resumed(tmp_path: Path) 
     assert first["interrupted"]
     assert first["ended"]
     whole = [point for point in first["points"] if not point["interrupted"]]
-    assert len(whole) == 1
+    assert 1 <= len(whole) <= 2
     assert f"{whole[0]['latency_ms']['p50']:.3g}" in output
     assert again[0] == 2
     assert f"--raw: {file}: is there already; --resume goes on with it" in again[2]
     assert resumed[0] == 0, resumed[2]
     assert not second["interrupted"]
     assert [point["clients"] for point in second["points"]] == [1, 2, 3]
-    assert second["points"][0] == whole[0]
+    assert second["points"][: len(whole)] == whole
 
 
 def test_server_that_is_gone_before_the_last_load_leaves_what_was_measured(tmp_path: Path) -> None:
     """The points until then are told and kept; the code says that it was not all."""
     file = tmp_path / "raw.json"
-    argv = ("--clients", "1,2,3", "--duration", "1s", "--timeout", "1s", "--raw", file, *QUICK)
+    argv = ("--clients", "1,2,3", "--duration", "2s", "--timeout", "1s", "--raw", file, *QUICK)
     with Stub(delays_ms=[2]) as stub, started(stub.url, *argv) as process:
-        until(lambda: file.exists() and len(written(file)["points"]) == 1)
+        until(lambda: file.exists() and len(written(file)["points"]) > 0)
         stub.process.kill()
         output, errors = process.communicate(timeout=60)
 
     first = written(file)["points"][0]
     assert process.returncode == 1, errors
     assert f"{first['latency_ms']['p50']:.3g}" in output
-    assert f"headwise-load: ended early: {stub.url}: " in errors
+    assert "headwise-load: ended early: binary 1x8 weights=off " in errors
+    assert f" clients could not be measured: {stub.url}: " in errors
     assert f"raw file: {file}" in errors
 
 
@@ -257,23 +264,64 @@ def test_interruption_amid_the_only_point_tells_what_was_measured(tmp_path: Path
     assert "interrupted" in output
 
 
+@pytest.mark.fault("F5")
 def test_resumed_test_is_the_same_test(tmp_path: Path) -> None:
-    """Not of another server, nor of another length."""
+    """Not of another server, nor with an option that changes what is measured."""
     file = tmp_path / "raw.json"
     with Stub() as stub, Stub() as other:
         argv = ("--rate", 50, "--duration", "0.5s", "--raw", file, *QUICK)
         assert load(stub.url, *argv)[0] == 0
 
         elsewhere = load(other.url, *argv, "--resume")
-        longer = load(stub.url, *argv, "--resume", "--duration", "2s")
+        others = {
+            words: load(stub.url, *argv, "--resume", *words)
+            for words in (
+                ("--duration", "2s"),
+                ("--seed", "1"),
+                ("--bodies", "3"),
+                ("--warmup", "1s"),
+                ("--timeout", "2s"),
+                ("--connections", "7"),
+                ("--check",),
+            )
+        }
+        judged = load(stub.url, *argv, "--resume", "--slo", "p99<1s")
         anew = load(other.url, *argv, "--overwrite")
 
     assert elsewhere[0] == 2
     assert f"--resume: the raw file is of {stub.url} with model stub, not of" in elsewhere[2]
-    assert longer[0] == 2
-    assert "--resume: binary 1x8 weights=off 50/s was measured for another time" in longer[2]
+    for words, (code, _, errors) in others.items():
+        assert code == 2, words
+        name = words[0].removeprefix("--")
+        assert f"--resume: binary 1x8 weights=off 50/s was measured with {name}" in errors
+    assert judged[0] == 2
+    assert "--resume: the raw file was measured with --slo none, not p99<1s" in judged[2]
     assert anew[0] == 0
     assert written(file)["server"]["url"] == other.url
+
+
+@pytest.mark.fault("F5")
+def test_resuming_keeps_how_the_measurement_began(tmp_path: Path) -> None:
+    """First command, start, machine and objective; each later command beside them."""
+    file = tmp_path / "raw.json"
+    with Stub() as stub:
+        argv = ("-d", "0.2s", "--raw", file, *QUICK)
+        assert load(stub.url, *argv, "-r", 50, "--slo", "p99<1h")[0] == 0
+        first = written(file)
+        assert load(stub.url, *argv, "-r", "50,60", "--resume")[0] == 0
+        second = written(file)
+        assert load(stub.url, *argv, "-r", "50,60", "--resume")[0] == 0
+        third = written(file)
+        code, output, _ = load("report", file)
+
+    kept = ("command", "started", "client", "slo")
+    assert {name: second[name] for name in kept} == {name: first[name] for name in kept}
+    assert second["points"][0] == first["points"][0]
+    [again] = second["resumed"]
+    assert again["command"][-3:] == ["-r", "50,60", "--resume"]
+    assert third["resumed"] == second["resumed"], "nothing was left to measure"
+    assert code == 0
+    assert "another machine" not in output
 
 
 def test_wrong_answers_make_the_result_untrustworthy(tmp_path: Path) -> None:
@@ -451,6 +499,7 @@ def test_tls_is_spoken_and_verified(layers: Layers, tmp_path: Path) -> None:
     assert insecure[0] == 0, insecure[2]
 
 
+@pytest.mark.fault("F1")
 def test_capacity_search_tells_the_highest_good_rate(tmp_path: Path) -> None:
     """Every probe is a point of the raw file; two rates enclose what was sought."""
     file = tmp_path / "raw.json"

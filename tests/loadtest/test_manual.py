@@ -42,8 +42,13 @@ def starting_with(*words: str) -> list[list[str]]:
 
 
 def test_every_command_is_of_a_kind_that_is_tested() -> None:
-    """The load tester, Locust, perf_analyzer."""
-    tested = (("python", "-m", "loadtest"), ("locust",), ("perf_analyzer",))
+    """The load tester and its script, Locust, perf_analyzer."""
+    tested = (
+        ("python", "-m", "loadtest"),
+        ("python", "docs/recompute.py"),
+        ("locust",),
+        ("perf_analyzer",),
+    )
 
     assert sum(len(starting_with(*words)) for words in tested) == len(COMMANDS)
 
@@ -53,6 +58,8 @@ def test_load_commands_do_what_they_say(served: Server, tmp_path: Path) -> None:
     commands = starting_with("python", "-m", "loadtest")
     assert len(commands) > 7
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    [bodies] = re.findall(r"```jsonl\n(.*?)```", MANUAL, re.DOTALL)
+    (tmp_path / "calls.jsonl").write_text(bodies)
 
     for argv in commands:
         words = [word.replace(f"http://{ADDRESS}", served.url) for word in argv[1:]]
@@ -72,10 +79,19 @@ def test_load_commands_do_what_they_say(served: Server, tmp_path: Path) -> None:
 
     written = {path.name for path in tmp_path.iterdir()}
     assert written == {
-        *("before.json", "after.json", "rates.json", "shapes.json", "clients.json"),
+        *("calls.jsonl", "before.json", "after.json", "rates.json", "shapes.json", "clients.json"),
         *("capacity.json", "report.html", "report.csv", "all.html", "both.html"),
     }
     assert "p99 by batch and length" in (tmp_path / "all.html").read_text()
+    [[_, script, raw_file]] = starting_with("python", "docs/recompute.py")
+    again = subprocess.run(
+        [sys.executable, str(ROOT / script), raw_file],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "latency_p99_ms" in again.stdout
 
 
 def test_main_readme_shows_commands_of_this_page() -> None:
@@ -102,26 +118,32 @@ def test_exit_codes_are_those_of_the_help() -> None:
     assert re.findall(r"^\| (\d+) \|", MANUAL, re.MULTILINE) == told
 
 
+@pytest.mark.fault("H1")
 @pytest.mark.parametrize("kind", ["both", "json", "binary"])
 def test_locust_file_calls_without_a_failure(served: Server, tmp_path: Path, kind: str) -> None:
-    """As the manual has it, for two seconds; a tag takes one of the two calls."""
+    """As the manual has it, until it has made calls; a tag takes one of the two calls."""
     if not locust.TOOL.exists():
         pytest.skip("Locust was not fetched: make .venv/locust.stamp does it")
     [argv] = starting_with("locust")
     words = [word.replace(f"http://{ADDRESS}", served.url) for word in argv[1:]]
-    words[words.index("--run-time") + 1] = "2s"
+    words[words.index("--run-time") + 1] = "10m"
     tags = [] if kind == "both" else ["--tags", kind]
-
-    lines = {line.name: line for line in locust.measure(tmp_path, *words, *tags)}
 
     calls = {"json": "/v1/attention", "binary": "/v2/models/{model}/infer, binary"}
     wanted = set(calls.values()) if kind == "both" else {calls[kind]}
+
+    def enough(lines: list[locust.Line]) -> bool:
+        return wanted <= {line.name for line in lines if line.requests > 0}
+
+    lines = {line.name: line for line in locust.measure(tmp_path, *words, *tags, enough=enough)}
+
     assert lines.keys() - {"metadata", "Aggregated"} == wanted
     for name in wanted:
         assert lines[name].requests > 0
         assert lines[name].failures == 0
 
 
+@pytest.mark.fault("H1")
 def test_locust_counts_refusals_as_failures(served: Server, tmp_path: Path) -> None:
     """A run against a model that is not there does not look well."""
     if not locust.TOOL.exists():
@@ -129,7 +151,11 @@ def test_locust_counts_refusals_as_failures(served: Server, tmp_path: Path) -> N
     options = ["-f", "bench/locustfile.py", "--host", served.url, "--users", "1"]
 
     with pytest.raises(AssertionError, match=r"400|404|413"):
-        locust.measure(tmp_path, *options, "--run-time", "4s", "--shape", "1x5000")
+        locust.measure(
+            tmp_path,
+            *(*options, "--run-time", "10m", "--shape", "1x5000"),
+            enough=lambda lines: any(line.failures for line in lines),
+        )
 
 
 @pytest.mark.parametrize("index", range(len(starting_with("perf_analyzer"))))

@@ -4,7 +4,7 @@ import pytest
 
 from loadtest import notation
 from loadtest.errors import UsageWrong
-from loadtest.notation import Objective
+from loadtest.notation import Bound, Objective, is_supported
 from loadtest.work import check_weights, shapes
 
 
@@ -90,15 +90,46 @@ def test_objective_is_read() -> None:
     """Several bounds, each with its unit; errors have a bound even unsaid."""
     found = Objective.parse("--slo", "p50<5ms, p99.9<0.1s, errors<0.1%")
 
-    assert found.bounds_ms == {"p50": 5, "p99.9": 100}
-    assert found.errors == pytest.approx(0.001)
-    assert Objective.parse("--slo", "p99<20ms").errors == 0.01
+    assert found.bounds_ms == {"p50": Bound(5), "p99.9": Bound(100)}
+    assert found.errors.limit == pytest.approx(0.001)
+    assert Objective.parse("--slo", "p95<=20ms").bounds_ms == {"p95": Bound(20, reachable=True)}
+    assert Objective.parse("--slo", "p99<20ms").errors == Bound(0.01, reachable=True)
 
 
-@pytest.mark.parametrize("text", ["", "p99", "p99>20ms", "p98<1ms", "p99<fast", "p99<0ms"])
+@pytest.mark.fault("F7")
+def test_bound_that_may_be_reached_is_kept_there() -> None:
+    """`<=` differs from `<` in that alone."""
+    calls = {"count": 99, "p95": 20.0}
+
+    assert Objective.parse("--slo", "p95<=20ms").broken(calls, offered=99) is None
+    assert Objective.parse("--slo", "p95<20ms").broken(calls, offered=99) == (
+        "p95 20 ms, not < 20 ms"
+    )
+    assert Objective.parse("--slo", "p95<=20ms,errors<=1%").broken(calls, offered=100) is None
+    assert Objective.parse("--slo", "p95<=20ms,errors<1%").broken(calls, offered=100) == (
+        "errors 1.00%, not < 1.00%"
+    )
+
+
+@pytest.mark.fault("F7")
+@pytest.mark.parametrize(
+    ("figure", "calls"), [("p50", 20), ("p90", 100), ("p95", 200), ("p99", 1000), ("p99.9", 10_000)]
+)
+def test_percentile_takes_ten_calls_beyond_it(figure: str, calls: int) -> None:
+    """Fewer are chance; a mean or a maximum takes one."""
+    assert is_supported(figure, calls)
+    assert not is_supported(figure, calls - 1)
+    assert is_supported("max", 1)
+    assert not is_supported("mean", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "p99", "p99>20ms", "p99<<1ms", "errors<0%", "p98<1ms", "p99<fast", "p99<0ms", "p99<="],
+)
 def test_objective_that_is_none_names_the_option(text: str) -> None:
     """Nothing is guessed."""
-    with pytest.raises(UsageWrong, match=r"^--slo: expected "):
+    with pytest.raises(UsageWrong, match=r"^--slo: (expected|no share is) "):
         Objective.parse("--slo", text)
 
 
@@ -111,6 +142,6 @@ def test_objective_is_broken_by_latency_by_errors_and_by_silence() -> None:
 
     assert of(19.9, 100) is None
     assert of(19.9, 99) is None
-    assert of(20.0, 100) == "p99 20 ms, not below 20 ms"
-    assert of(1.0, 98) == "errors 2.00%, not below 1.00%"
-    assert of(None, 0) == "errors 100.00%, not below 1.00%"
+    assert of(20.0, 100) == "p99 20 ms, not < 20 ms"
+    assert of(1.0, 98) == "errors 2.00%, not <= 1.00%"
+    assert of(None, 0) == "errors 100.00%, not <= 1.00%"

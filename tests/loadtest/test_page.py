@@ -228,7 +228,11 @@ def test_page_of_rates_has_all_its_charts(opened: Opened) -> None:
     view = opened.view
 
     assert [chart["id"] for chart in view.evaluate(_CHARTS)] == [
-        f"curve-0-{name}" for name in ("latency", "percentiles", "throughput", "stages")
+        f"curve-0-{name}"
+        for name in (
+            *("latency", "percentiles", "throughput", "stages"),
+            *("latency-over-time", "rate-over-time"),
+        )
     ]
     latency = view.locator("#curve-0-latency .wide svg")
     assert latency.get_by_text("p99 < 20 ms", exact=True).is_visible()
@@ -254,6 +258,18 @@ def test_page_is_never_wider_than_its_window(opened: Opened) -> None:
     root = "document.documentElement"
 
     assert opened.view.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
+
+
+@pytest.mark.fault("F9")
+@opening("rates", "nothing", widths=(1280,))
+def test_tables_fit_a_page_of_usual_width(opened: Opened) -> None:
+    """No column is cut off at the right."""
+    boxes = "[...document.querySelectorAll('.scroll')].map(e => [e.scrollWidth, e.clientWidth])"
+
+    found = opened.view.evaluate(boxes)
+
+    assert found
+    assert all(content <= box for content, box in found), found
 
 
 @opening(*PAGES)
@@ -325,6 +341,6 @@ def test_page_is_whole_without_javascript(browser: Browser, folder: Path) -> Non
     view = context.new_page()
     view.goto((folder / "rates.html").as_uri())
 
-    assert view.locator("svg >> visible=true").count() == 4
+    assert view.locator("svg >> visible=true").count() == 6
     assert view.locator("#figures + .scroll tbody tr").count() == 7
     context.close()

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from loadtest.notation import is_supported
 from loadtest.report.columns import as_csv
 from loadtest.report.commands import main
 from loadtest.report.comparing import compare, typical
 from loadtest.report.comparison_page import comparison_page
 from loadtest.report.grouping import curves, maps
-from loadtest.report.measurement import RawInvalid
+from loadtest.report.measurement import STAGES, RawInvalid
 from loadtest.report.page import page
 from loadtest.report.raw_files import read
 from loadtest.report.svg import Scale, apart, log_scale
@@ -138,6 +139,11 @@ def test_csv_holds_every_figure_of_the_raw_file_with_all_digits() -> None:
         assert (float(line["rate_per_s"]) if line["rate_per_s"] else None) == measured["rate"]
 
 
+def percentile(latency: Raw, name: str) -> str:
+    """Return a figure as tables show it."""
+    return ("" if is_supported(name, latency["count"]) else "~") + number(latency[name])
+
+
 def test_page_table_holds_every_point_with_the_figures_of_the_raw_file() -> None:
     """One line a point, in the raw file's order, to three digits."""
     made = Page(page(read(MIXED)))
@@ -145,9 +151,9 @@ def test_page_table_holds_every_point_with_the_figures_of_the_raw_file() -> None
 
     assert len(rows) == len(MIXED["points"])
     for row, stage, lag, measured in zip(rows, stages, tester, MIXED["points"], strict=True):
-        for name in ("mean", "p50", "p90", "p99", "p99.9", "max"):
-            assert row[name] == number(measured["latency_ms"][name])
-        assert row["sent p99"] == number(measured["sent_ms"]["p99"])
+        for name in ("mean", "p50", "p90", "p95", "p99", "p99.9", "max"):
+            assert row[name] == percentile(measured["latency_ms"], name)
+        assert row["sent p99"] == percentile(measured["sent_ms"], "p99")
         assert stage["queue mean"] == number(measured["stages_ms"]["queue"]["mean"])
         assert lag["lag max"] == number(measured["lag_ms"]["max"])
         assert row["good/s"] == number(measured["statuses"]["200"] / measured["seconds"])
@@ -158,8 +164,8 @@ def test_terminal_table_holds_every_point_with_the_figures_of_the_raw_file() -> 
     made = table(MIXED)
     columns = {str(column.header): [str(cell) for cell in column.cells] for column in made.columns}
 
-    for name in ("p50", "p90", "p99", "p99.9", "max"):
-        assert columns[name] == [number(p["latency_ms"][name]) for p in MIXED["points"]]
+    for name in ("p50", "p90", "p95", "p99", "p99.9", "max"):
+        assert columns[name] == [percentile(p["latency_ms"], name) for p in MIXED["points"]]
     assert columns["queue"] == [number(p["stages_ms"]["queue"]["mean"]) for p in MIXED["points"]]
 
 
@@ -212,16 +218,88 @@ def test_losses_below_saturation_are_told_apart_from_those_beyond() -> None:
     assert ", 1 of them where it was not saturated)" in both
 
 
-def test_rest_is_what_no_stage_accounts_for() -> None:
-    """Means of stages and rest add up to the mean latency."""
-    [found] = read(raw([point(VALUES)])).points
-    stages = found.stages_ms
+@pytest.mark.fault("F9")
+def test_parts_of_the_latency_tell_the_server_from_the_way_there() -> None:
+    """They add up to the mean latency; what the server names no stage for is its own time."""
+    made = point(VALUES)
+    [found] = read(raw([made])).points
+    parts, mean = found.parts_ms, made["latency_ms"]["mean"]
+    stages = sum(made["stages_ms"][name]["mean"] for name in STAGES)
 
-    assert stages is not None
-    assert found.rest_ms is not None
-    means = dict(stages.means())
-    assert list(means) == ["queue", "assembly", "compute", "encode"]
-    assert sum(means.values()) + found.rest_ms == pytest.approx(found.latency_ms.mean)
+    assert list(parts) == [*STAGES, "other", "network", "waiting"]
+    assert sum(parts.values()) == pytest.approx(mean)
+    assert parts["other"] == pytest.approx(max(0, made["stages_ms"]["total"]["mean"] - stages))
+    assert parts["waiting"] == pytest.approx(mean - made["sent_ms"]["mean"])
+
+
+@pytest.mark.fault("F9")
+def test_without_a_total_of_the_server_the_rest_is_named_as_such() -> None:
+    """Its own time and the network cannot be told apart then."""
+    made = point(VALUES, rate=None, clients=2)
+    del made["stages_ms"]["total"]
+    [found] = read(raw([made])).points
+
+    assert list(found.parts_ms) == [*STAGES, "rest"]
+    assert read(raw([point(VALUES, stages_ms=None)])).points[0].parts_ms == {}
+
+
+@pytest.mark.fault("F7")
+def test_counts_are_whole_numbers() -> None:
+    """26 calls are no 26.0."""
+    shown = printed(raw([point(VALUES[:26])]))
+
+    assert " 26 " in shown
+    assert "26.0" not in shown
+
+
+@pytest.mark.fault("F7")
+def test_percentile_of_too_few_calls_is_marked_and_an_objective_on_it_is_doubted() -> None:
+    """In the terminal and on the page; nothing of it is bold."""
+    few = raw([point(VALUES[:4])], slo="p99<1h")
+    shown = " ".join(printed(few).split())
+    made = Page(page(read(few)))
+
+    assert "p99 of 4 calls is held against p99<1h; it takes 1 000" in shown.replace(
+        "\N{NARROW NO-BREAK SPACE}", " "
+    )
+    assert f"~{number(few['points'][0]['latency_ms']['p99'])}" in shown
+    assert "~ too few calls to say" in shown
+    assert 'class="thin">~' in page(read(few))
+    assert made.table("sent p99")[0]["p99"].startswith("~")
+
+
+@pytest.mark.fault("F7")
+def test_page_shows_latency_and_rate_over_time() -> None:
+    """One line a point, and a stall where it was."""
+    made = point(VALUES)
+    made["windows"][3] |= {"rate": 0.0, "p50": None, "p99": None, "count": 0}
+    shown = page(read(raw([made])))
+
+    assert "Good answers over time" in shown
+    assert "p99 over time" in shown
+    assert "Fewest in a window: " in shown
+    assert " 0/s." in shown
+
+
+@pytest.mark.fault("F9")
+def test_kinds_of_work_over_the_same_loads_share_a_chart() -> None:
+    """JSON against binary, in one drawing."""
+    points = [
+        point(VALUES, rate=rate, format=form) for form in ("json", "binary") for rate in (10, 20)
+    ]
+    shown = page(read(raw(points)))
+
+    assert shown.count('id="together-open"') == 1
+    assert "json" in shown[shown.index('id="together-open"') :]
+
+
+@pytest.mark.fault("F6")
+def test_report_names_the_address_that_was_called() -> None:
+    """Where the URL has a name, which may have several."""
+    made = raw([point(VALUES, address="127.0.0.1")])
+    made["server"]["url"] = "http://localhost:8000"
+
+    assert "at http://localhost:8000 (127.0.0.1), 1 point" in printed(made)
 
 
 def test_percentile_curve_is_that_of_the_latencies_and_ends_at_the_slowest() -> None:
@@ -260,6 +338,61 @@ def test_map_has_batch_by_length_with_p99_in_its_cells() -> None:
         for length in (16, 64):
             p99 = found.points[batch, length].latency_ms.p99
             assert row[str(length)].rstrip("*") == number(p99)
+
+
+@pytest.mark.fault("F1")
+def test_each_try_of_a_rate_has_its_own_stages_label_and_dot() -> None:
+    """A search tries a rate that broke the objective once more; both are measurements."""
+    quick, slow = np.full(100, 4.0), np.full(100, 40.0)
+    first, second = point(slow), point(quick)
+    second["id"] += " try 2"
+    first["stages_ms"]["compute"]["mean"], second["stages_ms"]["compute"]["mean"] = 31.25, 3.125
+    content = raw([point(quick, rate=50.0), first, second])
+
+    text = page(read(content))
+    made = Page(text)
+
+    names = ["50/s", "100/s, try 1", "100/s, try 2"]
+    assert [row["point"] for row in made.table("sent p99")] == names
+    assert [row["compute mean"] for row in made.table("compute mean")][1:] == ["31.2", "3.12"]
+    stages = next(said for said in made.texts if said.startswith("Mean times of stages: "))
+    assert re.search(
+        r"100/s, try 1: (?:(?!try).)*compute 31\.2 ms(?:(?!try).)*, of 40\.0 ms", stages
+    )
+    assert re.search(r"100/s, try 2: .*compute 3\.12 ms.*, of 4\.00 ms", stages)
+    assert "100/s, try 1" in printed(content)
+    assert "100/s, try 2" in printed(content)
+    [curve] = curves(read(content).points)
+    assert [p.id for p in curve.earlier_tries] == [first["id"]]
+    assert [p.load for p in curve.last_tries] == [50, 100]
+    assert "Dots off the lines: earlier tries of a load." in text
+    assert "earlier tries" not in page(read(raw([point(quick, rate=50.0), second])))
+
+
+@pytest.mark.fault("F4")
+def test_every_table_of_a_closed_load_says_that_stalls_hide_in_it() -> None:
+    """In terminal, page and comparison; an open load hides none."""
+    closed = raw([point(VALUES, rate=None, clients=clients) for clients in (2, 4)])
+    opened = raw([point(VALUES)])
+    hides = "stalls of the server hide in these figures (coordinated omission)"
+
+    made = page(read(closed))
+    figures = re.findall(r'<table class="figures">.*?</table>', made, re.DOTALL)
+    assert figures
+    assert all(hides in table for table in figures if "p99" in table)
+    assert hides in " ".join(printed(closed).split())
+    both = comparison_page(compare(read(closed), read(closed)))
+    assert hides in both
+    assert hides not in page(read(opened)) + " ".join(printed(opened).split())
+
+
+@pytest.mark.fault("F2", "F7")
+def test_lost_calls_speak_against_a_raw_file_whatever_its_warnings_say() -> None:
+    """Also one that was written before they did, or by another tool."""
+    found = verdict(read(raw([point(VALUES, lost=1)])))
+
+    assert found.sentence == "These numbers are not to be trusted."
+    assert "lost calls: 1 of " in found.doubts[0]
 
 
 @pytest.mark.parametrize(

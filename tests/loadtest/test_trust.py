@@ -21,6 +21,13 @@ def point(**changes: Any) -> dict[str, Any]:
         "windows": [{"count": 200, "p50": 5.0 + i / 10} for i in range(5)],
         "lag_ms": {"p50": 0.1, "p99": 0.3, "max": 1.0},
         "cpu_share": 0.2,
+        "waited": 0,
+        "planned": None,
+        "interrupted": False,
+        "silence": {"seconds": 0.2, "at_s": 3.0},
+        "timestamp_flaw": None,
+        "contradicted": 0,
+        "unread_s": 0.01,
         "checked": 0,
         "wrong": 0,
     }
@@ -55,6 +62,39 @@ def test_good_point_has_no_warning() -> None:
         ),
         ({"checked": 9, "wrong": 1}, None, "wrong answers: 1 of 9 differ from what was expected"),
         ({"latency_ms": {"count": 0}}, None, "no good answer to 1000 calls"),
+        pytest.param(
+            {"failures": {"timed out": 5, "connection lost": 1}},
+            None,
+            "lost calls: 6 of 1000 were never answered, and are in no latency"
+            " (timed out: 5, connection lost: 1)",
+            marks=pytest.mark.fault("F2", "F7"),
+        ),
+        pytest.param(
+            {"planned": 2000},
+            None,
+            "unfinished: 1000 of 2000 calls were made before --duration was over",
+            marks=pytest.mark.fault("F2"),
+        ),
+        pytest.param(
+            {"model": "closed", "silence": {"seconds": 3.0, "at_s": 6.0}},
+            None,
+            "silent: no answer came for 3 s, from 6 s on, while calls waited"
+            " (a closed load hides most of that)",
+            marks=pytest.mark.fault("F4"),
+        ),
+        pytest.param(
+            {"contradicted": 7},
+            None,
+            "clocks disagree: 7 calls took the server longer, as it says (Server-Timing), than"
+            " they took here from being sent to being read",
+            marks=pytest.mark.fault("F3"),
+        ),
+        pytest.param(
+            {"unread_s": 3.0},
+            None,
+            "the generator was the bottleneck: it left an answer unread for 3 s",
+            marks=pytest.mark.fault("F4"),
+        ),
     ],
 )
 def test_figures_that_mislead_are_not_to_be_trusted(
@@ -68,25 +108,56 @@ def test_figures_that_mislead_are_not_to_be_trusted(
 
 
 def test_refusals_are_told_and_do_not_spoil_the_figures() -> None:
-    """A server that refuses what is too much is measured well."""
+    """A server that refuses what is too much is measured well; the exit code is 3 all the same."""
     told = warnings_of(
         point(
-            latency_ms={"count": 900, "p50": 5.0, "p99": 10.0},
-            statuses={"200": 900, "429": 60},
-            failures={"timed out": 40},
+            latency_ms={"count": 900, "p50": 5.0, "p99": 10.0}, statuses={"200": 900, "429": 100}
         ),
         None,
     )
 
-    assert told == ["10.0% of calls have no good answer (timed out: 40, 429: 60)"]
+    assert told == ["10.0% of calls were answered otherwise than well (429: 100)"]
+    assert is_trustworthy(told)
+
+
+@pytest.mark.fault("F4")
+def test_slow_calls_are_no_silence() -> None:
+    """A server of one call in two seconds is silent in between, as it always is."""
+    slow = {"count": 20, "p50": 2000.0, "p99": 2100.0}
+
+    told = warnings_of(
+        point(latency_ms=slow, sent_ms=slow, silence={"seconds": 2.1, "at_s": 0.0}), None
+    )
+
+    assert told == []
+
+
+@pytest.mark.fault("F3")
+def test_time_stamps_that_are_left_aside_are_told_and_spoil_nothing() -> None:
+    """The times are those of reading then, which are true."""
+    told = warnings_of(point(timestamp_flaw="the clock of this process is 500 ms ahead"), None)
+
+    assert told == [
+        "time stamps of the kernel left aside: the clock of this process is 500 ms ahead;"
+        " an answer counts as there when it was read"
+    ]
     assert is_trustworthy(told)
 
 
 def test_calls_that_waited_for_a_connection_are_told() -> None:
     """More connections, or less load."""
-    told = warnings_of(point(sent_ms={"count": 1000, "p50": 2.0, "p99": 3.0}), None)
+    late = {"count": 1000, "p50": 2.0, "p99": 3.0}
+    told = warnings_of(point(sent_ms=late, waited=20), None)
 
-    assert told[0].startswith("calls waited for a free connection")
+    assert told[0].startswith("2.0% of calls waited for a free connection")
+
+
+@pytest.mark.fault("F7")
+def test_calls_that_were_late_for_another_reason_did_not_wait_for_a_connection() -> None:
+    """A free one was there: the load tester itself was late, which its lag tells."""
+    late = {"count": 1000, "p50": 2.0, "p99": 3.0}
+
+    assert warnings_of(point(sent_ms=late, waited=0), None) == []
 
 
 def test_windows_with_few_answers_say_nothing_of_stability() -> None:

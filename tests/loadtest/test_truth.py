@@ -30,7 +30,7 @@ from loadtest.plan import Live, Plan
 from loadtest.point import Point, measure
 from loadtest.summary import figures_of
 from loadtest.target import Input, Target, discover
-from loadtest.trust import warnings_of
+from loadtest.trust import SILENT, warnings_of
 from loadtest.work import Work, draw_tensors
 from tests.loadtest.test_cli import load, written
 from tests.support.layers import Layers
@@ -180,6 +180,7 @@ class Freeze:
 
 
 @pytest.mark.slow
+@pytest.mark.fault("F4")
 def test_stalled_server_shows_in_an_open_load_and_hides_in_a_closed_one(layers: Layers) -> None:
     """
     Stopped for 3 s of 15: a fifth of the calls were due then, and waited evenly up to 3 s.
@@ -207,6 +208,8 @@ def test_stalled_server_shows_in_an_open_load_and_hides_in_a_closed_one(layers: 
     assert found["max"] == pytest.approx(stall_ms, rel=0.1)
     assert seen["max"] == pytest.approx(1e3 * closed.seconds, rel=0.1)
     assert seen["p99"] < 0.1 * stall_ms
+    for one in (truth, hidden):
+        assert any(warning.startswith(SILENT) for warning in warnings_of(one, None))
     assert any(warning.startswith("unstable") for warning in warnings_of(truth, None))
 
 

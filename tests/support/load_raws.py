@@ -76,10 +76,10 @@ def point(
 
 def latency(values_ms: npt.NDArray[np.float64]) -> Raw:
     """Return the figures of latencies."""
-    names = ("p50", "p90", "p99", "p99.9")
+    names = ("p50", "p90", "p95", "p99", "p99.9")
     if not len(values_ms):
         return {"count": 0, "mean": None, "max": None} | dict.fromkeys(names)
-    found = np.percentile(values_ms, (50, 90, 99, 99.9), method="inverted_cdf")
+    found = np.percentile(values_ms, (50, 90, 95, 99, 99.9), method="inverted_cdf")
     return {
         "count": len(values_ms),
         "mean": float(values_ms.mean()),

@@ -10,10 +10,13 @@ and prints it; it ends when its input does.  It has one model, `stub`, of one in
     refuse       every n-th call of the load is answered 429 with the code `queue_full`
     corrupt      every n-th answer to the load is wrong
     drop         every n-th call of the load ends the connection without an answer
+    reset        every n-th call of the load resets the connection
     silent       true = calls are never answered
+    deaf         every second connection is never answered, from this one on
     timing       what `Server-Timing` says
     chunked      true = bodies come in chunks, without a length
     closes       true = every answer ends its connection
+    most_bytes   a longer body is answered 413 at once, and the connection closed unread
 
 `GET /kept` tells how many milliseconds each delayed call really took here, and `GET /calls` how
 many calls of the load it has got; those that the load tester makes to look whether all is well,
@@ -99,6 +102,7 @@ class Stub:
 @dataclass(eq=False)
 class _Caller:
     socket: socket.socket
+    is_deaf: bool = False
     received: bytearray = field(default_factory=bytearray)
 
 
@@ -108,6 +112,7 @@ class _Server:
         self.delays_s = itertools.cycle([ms / 1e3 for ms in spec.get("delays_ms", [0])])
         self.free_at = 0.0
         self.calls = 0
+        self.connections = 0
         self.order = itertools.count()
         self.owed: list[tuple[float, int, float, _Caller, bytes]] = []
         self.kept_ms: list[float] = []
@@ -139,7 +144,10 @@ class _Server:
         new, _ = listener.accept()
         new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         new.setsockopt(socket.SOL_SOCKET, TIMESTAMPS, 1)
-        self.selector.register(new, selectors.EVENT_READ, _Caller(new))
+        self.connections += 1
+        deaf = int(self.spec.get("deaf", 0))
+        is_deaf = 0 < deaf <= self.connections and (self.connections - deaf) % 2 == 0
+        self.selector.register(new, selectors.EVENT_READ, _Caller(new, is_deaf))
 
     def read(self, caller: _Caller) -> None:
         now = time.perf_counter()
@@ -153,12 +161,20 @@ class _Server:
         if not data:
             self.drop(caller)
             return
+        if caller.is_deaf:
+            return
         caller.received += data
         end = caller.received.find(b"\r\n\r\n")
         if end < 0:
             return
         found = _LENGTH.search(caller.received, 0, end)
-        whole = end + 4 + (int(found[1]) if found else 0)
+        length = int(found[1]) if found else 0
+        if length > self.spec.get("most_bytes", length):
+            refusal = b'{"error": "body: at most so many", "code": "large"}'
+            self.write(caller, _answer(413, refusal, "Connection: close"))
+            self.drop(caller)
+            return
+        whole = end + 4 + length
         if len(caller.received) < whole:
             return
         head, body = bytes(caller.received[:end]), bytes(caller.received[end + 4 : whole])
@@ -192,6 +208,10 @@ class _Server:
         if self.spec.get("silent"):
             return
         if is_load and self.is_nth("drop"):
+            self.drop(caller)
+            return
+        if is_load and self.is_nth("reset"):
+            caller.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.drop(caller)
             return
         if is_load and self.is_nth("refuse"):

@@ -66,7 +66,7 @@ def memory_by_calls(peer: Peer, sent: Sequence[bytes], calls: int) -> list[tuple
     samples, done = [], 0
     while done < calls:
         records = closed_load(endpoint, sent, clients=8, plan=plan)
-        assert set(records.outcome) == {200}
+        assert set(records.outcomes) == {200}
         done += records.offered
         samples.append((done, peer.resident_mb()))
     return samples
