@@ -12,7 +12,7 @@ from starlette.types import Message
 from service.api.server import Server
 from service.codecs.json_bounds import CONTROL, check, counts_of
 from service.codecs.json_reader import ExactReader
-from service.codecs.offload import Size
+from service.codecs.size import Size
 from service.errors import Disabled
 from service.transport.exchange import Exchange, read_body
 

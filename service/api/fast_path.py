@@ -27,8 +27,8 @@ from service.codecs import oip_request
 from service.codecs.chunks import Chunk
 from service.codecs.compression import ENCODINGS, encoding_of
 from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of
-from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.options import header_timeout
+from service.codecs.size import JSON_PER_RAW_BYTE, Size
 from service.contract import LayerConfig
 from service.errors import Failed, HeadwiseError
 from service.inference.calls import Answer, Call

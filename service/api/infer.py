@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from service.api.server import Server
 from service.codecs.chunks import Chunk
-from service.codecs.offload import Size
+from service.codecs.size import Size
 from service.errors import InvalidInput
 from service.inference.calls import Answer, Call, Options
 from service.inference.model import Model

@@ -8,11 +8,11 @@ from service.api.server import Server
 from service.codecs import attention_json, oip_request, oip_response
 from service.codecs.json_bounds import bounds_of
 from service.codecs.names import check_parameters
-from service.codecs.offload import Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
 from service.codecs.options import header_timeout
 from service.codecs.readers import Hold
+from service.codecs.size import Size
 from service.contract import LayerConfig
 from service.inference.calls import Answer
 from service.inference.model import Model

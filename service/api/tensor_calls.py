@@ -29,7 +29,7 @@ from service.api.server import Server
 from service.codecs import oip_request, oip_response
 from service.codecs.chunks import gathered
 from service.codecs.compression import ENCODINGS, compress
-from service.codecs.offload import Size
+from service.codecs.size import Size
 from service.errors import Draining, HeadwiseError, MethodNotAllowed
 from service.inference.calls import Answer
 from service.inference.model import Model

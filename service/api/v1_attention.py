@@ -7,9 +7,9 @@ from service.api.infer import AdmittedCall, Reply, model_of, start
 from service.api.server import Server
 from service.codecs import attention_json, attention_safetensors
 from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of, weighed
-from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.options import from_texts, header_timeout
 from service.codecs.readers import Hold
+from service.codecs.size import JSON_PER_RAW_BYTE, Size
 from service.errors import NotAcceptable, UnsupportedMediaType
 from service.inference.calls import Answer, Options
 from service.inference.validation import Tensors

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from service.codecs.chunks import Chunk, safetensors
 from service.codecs.datatypes import BOOL, FP32, INPUTS, INTEGERS, check_datatype, from_bytes
 from service.codecs.names import HEADS, check_names
-from service.codecs.offload import Size
 from service.codecs.options import checked, combined, from_texts
 from service.codecs.safetensors_reader import RawTensor, SafetensorsFile, read_file
+from service.codecs.size import Size
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from service.codecs.offload import Size
+from service.codecs.size import Size
 from service.contract import PAIR_MASK
 from service.errors import InvalidInput, TooLarge
 from service.inference.validation import Limits

@@ -18,7 +18,6 @@ from service.codecs.datatypes import INPUTS, from_bytes
 from service.codecs.json_bounds import JsonBounds, JsonCounts, weighed
 from service.codecs.json_reader import Node, Reader
 from service.codecs.names import HEADS, check_names, check_parameters
-from service.codecs.offload import Size
 from service.codecs.oip_inputs import (
     REGION,
     Arrays,
@@ -34,6 +33,7 @@ from service.codecs.oip_inputs import (
 from service.codecs.options import MAX_TIMEOUT_S, checked, checked_heads, heads_of_text
 from service.codecs.shared_memory import Slot
 from service.codecs.simdjson_reader import read
+from service.codecs.size import Size
 from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, OUTPUT, WEIGHTS_SUFFIX
 from service.errors import InvalidInput, TooLarge
 from service.inference.calls import Options

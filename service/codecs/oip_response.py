@@ -12,9 +12,9 @@ import orjson
 from service.codecs.chunks import Chunk, gathered, json_array, raw
 from service.codecs.datatypes import DTYPES, FP32
 from service.codecs.names import HEADS
-from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
+from service.codecs.size import JSON_PER_RAW_BYTE, Size
 from service.contract import ATTENTION_WEIGHTS, OUTPUT
 from service.errors import InvalidInput
 from service.inference.calls import Answer, Call, Floats

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from service.codecs.offload import MEMORY_PER_JSON_BYTE
+from service.codecs.size import MEMORY_PER_JSON_BYTE
 from service.errors import QueueFull, TooLarge
 
 FREE_BYTES: Final = 64 * 1024

@@ -15,8 +15,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.codecs.compression import decompress, encoding_of
-from service.codecs.offload import Offload, Size
+from service.codecs.offload import Offload
 from service.codecs.readers import Hold
+from service.codecs.size import Size
 from service.errors import TooLarge, TooSlow
 from service.telemetry.request_record import RECORD, RequestRecord
 from service.transport.coalescing import Delivery

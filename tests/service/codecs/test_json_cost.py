@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from service.codecs import attention_json
-from service.codecs.offload import JSON_PER_RAW_BYTE
+from service.codecs.size import JSON_PER_RAW_BYTE
 from service.inference.calls import Answer, Stages
 from tests.support.server import ROOT, Server
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.codecs.offload import JSON_PER_RAW_BYTE, Size
 from service.codecs.oip_request import InferRequest, decode
 from service.codecs.oip_response import sizes
+from service.codecs.size import JSON_PER_RAW_BYTE, Size
 from service.errors import InvalidInput
 from service.inference.calls import Answer, Options, Stages
 from tests.support.calls import check_close, expected, infer_body, random_case
