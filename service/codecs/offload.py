@@ -62,7 +62,8 @@ class Offload:
 
     async def in_thread(self, work: Callable[..., _T], *args: object) -> _T:
         """Return `work(*args)` from a thread: for what may be long, and leaves the lock."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, _without_stop, work, *args)
 
     async def interruptible(self, work: Callable[..., _T], *args: object) -> _T:
         """
@@ -87,3 +88,11 @@ class Offload:
             if chunk is None:
                 return
             yield chunk
+
+
+def _without_stop(work: Callable[..., _T], *args: object) -> _T:
+    """Return `work(*args)`; StopIteration, which no future can raise, becomes a RuntimeError."""
+    try:
+        return work(*args)
+    except StopIteration as error:
+        raise RuntimeError("the work raised StopIteration") from error
