@@ -21,6 +21,15 @@ _LAYER: Final = json_object(
 _SHORT: Final[dict[str, Json]] = {
     "name": {"type": "string", "example": "tiny"},
     "version": {"type": "integer", "example": 1},
+    "served_versions": array(
+        json_object(
+            {
+                "version": {"type": "integer", "example": 1},
+                "default": {"type": "boolean", "description": "answers calls that name none"},
+                "ready": BOOLEAN,
+            }
+        )
+    ),
     "ready": {"type": "boolean", "example": True},
     "problem": {"type": ["string", "null"], "description": "why it is not ready", "example": None},
     "layer": _LAYER

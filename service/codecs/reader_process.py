@@ -228,7 +228,12 @@ def _started() -> _Running:
     }
     pipe = subprocess.PIPE
     process = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
-        [sys.executable, "-m", __name__], env=environment, stdin=pipe, stdout=pipe, stderr=pipe
+        # -P: a directory `service` where the server was started is not this package.
+        [sys.executable, "-P", "-m", __name__],
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
     )
     pipes = cast(tuple[IO[bytes], ...], (process.stdin, process.stdout, process.stderr))
     return _Running(process, *pipes)

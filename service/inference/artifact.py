@@ -213,10 +213,12 @@ def _followed(file: Path) -> str:
     Return the path of what a file is once its links are followed.
 
     Raises:
-        ArtifactUnreadable: they lead out of its directory, where an artifact could read any
-            file of the host.
-        OSError: they lead nowhere.
+        ArtifactUnreadable: they lead nowhere, or out of its directory, where an artifact
+            could read any file of the host.
+        OSError: there is no such file.
     """
+    if file.is_symlink() and not file.exists():
+        raise ArtifactUnreadable(f"{file}: expected a plain file, found a link that leads nowhere")
     directory, real = os.path.realpath(file.parent), os.path.realpath(file, strict=True)
     if file.is_symlink() and os.path.commonpath([directory, real]) != directory:
         raise ArtifactUnreadable(

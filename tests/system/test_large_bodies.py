@@ -145,9 +145,9 @@ def test_bodies_beyond_their_memory_are_refused_before_they_are_sent(layers: Lay
 @pytest.mark.fault("A6")
 def test_body_that_grows_beyond_the_memory_is_refused(layers: Layers) -> None:
     """In chunks, decompressed, or while it is decoded: what it has grown to counts."""
-    numbers = b'{"model": "tiny", "embeddings": [[' + b"0," * (4 * MIB) + b"0]]}"
+    numbers = b'{"model": "tiny", "embeddings": [[' + b"0," * (3 * MIB) + b"0]]}"
     chunk = b"%x\r\n" % MIB + b" " * MIB + b"\r\n"
-    with Server(layers.repository, max_bodies_bytes=80 * MIB) as server:
+    with Server(layers.repository, max_bodies_bytes=50 * MIB) as server:
         with connected(server) as caller:
             start = head(0, Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
             with contextlib.suppress(ConnectionError):
@@ -216,7 +216,7 @@ def test_three_large_json_bodies_do_not_end_a_server_with_little_memory(
     layers: Layers, limit_mib: int, statuses: set[int]
 ) -> None:
     """One after the other where one fits, else none; the metrics know the limit."""
-    row = b"[" + b",".join([b"0.12345678"] * 768) + b"]"
+    row = b"[" + b",".join([b"0.1234567890123456"] * 768) + b"]"
     rows = b",".join([row] * (49_500_000 // len(row)))
     # Decoded to its end, and then of the wrong width.
     body = b'{"model": "tiny", "embeddings": [' + rows + b"]}"

@@ -107,8 +107,8 @@ def test_link_that_passes_through_another_directory_is_refused(
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("nowhere", "No such file or directory"),
-        ("layer.weights", "Too many levels of symbolic links"),
+        ("nowhere", "expected a plain file, found a link that leads nowhere"),
+        ("layer.weights", "expected a plain file, found a link that leads nowhere"),
         ("sub", "expected a plain file, found a directory or device"),
     ],
 )

@@ -242,8 +242,9 @@ def test_reader_process_that_ends_at_its_start_says_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With the last line that it wrote."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [])
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "__init__.py").write_text("raise OSError('planted')")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
-    with pytest.raises(CannotStart, match=r"it ended at its start: .*: No module named service"):
+    with pytest.raises(CannotStart, match=r"it ended at its start: .*OSError: planted"):
         ReaderProcess().start()
