@@ -45,9 +45,19 @@ def with_readers(
 
 
 def children() -> list[int]:
-    """Return the processes that this one has, those included that have ended unnoticed."""
+    """Return this process's decoding processes, those included that have ended unnoticed."""
     tasks = Path("/proc/self/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found = [int(child) for task in tasks for child in task.read_text().split()]
+    return [child for child in found if is_reader(child)]
+
+
+def is_reader(child: int) -> bool:
+    """Say so unless it is of another test; what has ended unnoticed has no command line."""
+    try:
+        command = Path(f"/proc/{child}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return False
+    return not command or b"reader_process" in command
 
 
 async def is_true(condition: Callable[[], bool]) -> None:
