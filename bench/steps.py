@@ -200,7 +200,8 @@ def _irregular(size: int, item: bytes) -> tuple[int, Work]:
 
 
 def _safetensors(**tensors: npt.NDArray[Any]) -> tuple[int, Work]:
-    return _v1(save(tensors), attention_safetensors.MEDIA_TYPE)
+    body = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+    return _v1(body, attention_safetensors.MEDIA_TYPE)
 
 
 def _ragged_safetensors(size: int) -> tuple[int, Work]:

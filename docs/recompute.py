@@ -11,6 +11,7 @@ import sys
 import zlib
 
 SHARES = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "p99_9": 99.9, "max": 100}
+STAGES = ("queue", "assembly", "compute", "encode")
 
 
 def times(histogram: str, prefix: str) -> dict[str, float]:
@@ -45,26 +46,23 @@ def figures(point: dict) -> dict[str, float]:
     """Return the figures of one point."""
     status, windows = point["statuses"], point["windows"]
     good = sum(n for code, n in status.items() if code[0] == "2")
-    refused = sum(n for code, n in status.items() if code in ("429", "503", "504"))
+    refused = sum(status.get(code, 0) for code in ("429", "503", "504"))
     offered = sum(status.values()) + sum(point["failures"].values())
-    in_time = sum(window["answered"] for window in windows)
     found = {"offered": offered, "good": good, "refused": refused}
-    found |= {"failed": offered - good - refused, "good_per_s": in_time / point["seconds"]}
+    found["failed"] = offered - good - refused
+    found["good_per_s"] = sum(w["answered"] for w in windows) / point["seconds"]
     found |= times(point["histogram"], "latency_") | times(point["sent_histogram"], "sent_")
     found |= times(point["lag_histogram"], "lag_")
     for name, stage in ((point["stages_ms"] or {}) | {"decode": point["decode_ms"]}).items():
         found |= times(stage["histogram"], f"{name}_") if stage else {}
     if point["stages_ms"] and good:
-        named = ("queue", "assembly", "compute", "encode")
-        stages = sum(found.get(f"{name}_mean_ms", 0) for name in named)
+        stages = sum(found.get(f"{name}_mean_ms", 0) for name in STAGES)
         sent, total = found["sent_mean_ms"], found.get("total_mean_ms")
-        if total is None:
-            found["rest_mean_ms"] = max(0.0, sent - stages)
-        else:
-            found["other_mean_ms"] = max(0.0, total - stages)
-            found["network_mean_ms"] = max(0.0, sent - max(total, stages))
+        known = {"other": (total or 0) - stages, "network": sent - max(total or 0, stages)}
+        parts = known if total is not None else {"rest": sent - stages}
         if point["model"] == "open":
-            found["waiting_mean_ms"] = max(0.0, found["latency_mean_ms"] - sent)
+            parts["waiting"] = found["latency_mean_ms"] - sent
+        found |= {f"{name}_mean_ms": max(0.0, part) for name, part in parts.items()}
     seen = [times(window["histogram"], "") for window in windows]
     found["windows"] = [
         {"rate": w["answered"] / w["seconds"], "count": t["count"], "p50": t.get("p50_ms")}
@@ -74,5 +72,6 @@ def figures(point: dict) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
+    [path] = sys.argv[1:]
+    with open(path) as file:
         json.dump({p["id"]: figures(p) for p in json.load(file)["points"]}, sys.stdout, indent=1)

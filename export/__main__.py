@@ -84,6 +84,13 @@ def _export(args: argparse.Namespace) -> int:
     print_parity(artifact.manifest.parity)
     size = decimal(sum(entry.size_bytes for entry in artifact.manifest.files.values()))
     out.print(f"published {artifact.path} ({size})", soft_wrap=True, markup=False)
+    if (scale := artifact.manifest.input_scale) < 1:
+        out.print(
+            f"proven for inputs scaled by {scale:.3g}: larger ones have logits beyond what FP32"
+            " and a softmax tell apart",
+            soft_wrap=True,
+            highlight=False,
+        )
     for line in _assumptions(args, artifact.manifest.layer):
         out.print(line, soft_wrap=True, markup=False, highlight=False)
     return 0

@@ -266,7 +266,8 @@ def _check_same_server(old: dict[str, Any], target: Target) -> None:
     Raises:
         UsageWrong: it is of another.
     """
-    was, now = (old.get("url"), old.get("model")), (target.endpoint.url, target.model)
+    was = old.get("url"), old.get("model") or target.model  # bodies may say it for themselves
+    now = target.endpoint.url, target.model
     if was != now:
         raise UsageWrong(
             f"--resume: the raw file is of {was[0]} with model {was[1]}, not of {now[0]} with"

@@ -30,6 +30,7 @@ def work_of(option: str, text: str) -> Work:
     return Work(
         rows="own",
         length="own",
+        weights="own",
         format="safetensors" if path.suffix == ".safetensors" else "json",
         body=text,
     )
@@ -39,8 +40,8 @@ def messages_of(target: Target, work: Work) -> list[Message]:
     """
     Return the calls of a file, at least one.
 
-    JSON with `inputs` is a call of the Open Inference Protocol, other JSON one of
-    `/v1/attention`; safetensors go there for the target's model.
+    JSON with `inputs` is a call of the Open Inference Protocol to the target's model, other JSON
+    and safetensors go to `/v1/attention`, with the model in the query where it was asked for.
 
     Raises:
         UsageWrong: it cannot be read, holds no call, or the server has no `/v1/attention`.
@@ -52,8 +53,7 @@ def messages_of(target: Target, work: Work) -> list[Message]:
         raise UsageWrong(f"--body: {path}: {error.strerror}") from None
     if work.format == "safetensors":
         _check_api(target)
-        query = f"/v1/attention?model={quote(target.model)}"
-        return [Message(query, content, {"Content-Type": "application/x-safetensors"})]
+        return [Message(_attention(target), content, {"Content-Type": "application/x-safetensors"})]
     bodies = content.splitlines() if path.suffix == ".jsonl" else [content]
     found = [
         _json(target, body, f"{path}, line {number}" if path.suffix == ".jsonl" else str(path))
@@ -76,7 +76,11 @@ def _json(target: Target, body: bytes, where: str) -> Message:
     if "inputs" in call:
         return Message(oip.infer_path(target.model), body, headers)
     _check_api(target)
-    return Message("/v1/attention", body, headers)
+    return Message(_attention(target), body, headers)
+
+
+def _attention(target: Target) -> str:
+    return f"/v1/attention?model={quote(target.model)}" if target.is_named else "/v1/attention"
 
 
 def _check_api(target: Target) -> None:

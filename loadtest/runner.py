@@ -20,7 +20,6 @@ from loadtest.notation import ANY, Objective
 from loadtest.point import Point
 from loadtest.progress import Display, duration_text
 from loadtest.report.terminal import show
-from loadtest.target import Target
 from loadtest.trust import BOTTLENECK, INTERRUPTED, is_trustworthy, warnings_of
 from loadtest.work import Work, draw_tensors
 
@@ -39,7 +38,7 @@ def run_job(job: Job, command: list[str], screen: Console) -> int:
     Raises:
         LoadTestError: nothing could be measured.
     """
-    found = raw.Raw(command, describe(), _server(job.target), raw.now())
+    found = raw.Raw(command, describe(), _server(job), raw.now())
     if job.before is not None:
         found.go_on_with(job.before, measures_more=bool(job.points))
     found.slo = job.objective.text if job.objective is not None else None
@@ -233,7 +232,9 @@ def _null_rate(generator: Generator, job: Job) -> float | None:
     return generator.null_calls_per_s(requests, len(messages[0].body), seconds=job.null_s)
 
 
-def _server(target: Target) -> dict[str, Any]:
-    told = target.as_dict()
+def _server(job: Job) -> dict[str, Any]:
+    told = job.target.as_dict()
+    if not job.target.is_named and any(point.work.body for point in job.points):
+        return told | {"model": None, "details": None}  # each body says for itself
     details = told["details"] or {}
     return told | {"details": {k: v for k, v in details.items() if k not in _LEFT_OUT}}

@@ -52,6 +52,8 @@ class Target:
     model: str
     inputs: tuple[Input, ...]
     details: dict[str, Any] | None
+    is_named: bool = True
+    """Whether the model was asked for by name; else it is the server's default."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as the raw file has it."""
@@ -79,6 +81,7 @@ def discover(endpoint: Endpoint, *, model: str | None, api: str = "auto") -> Tar
     is_headwise = api != "v2" and isinstance(listed, dict) and "models" in listed
     names = _names(endpoint, listed)
     default = listed.get("default") if isinstance(listed, dict) else None
+    is_named = model is not None
     if model is None:
         model = default or (names[0] if len(names) == 1 else None)
     if model is None or (names and model not in names):
@@ -96,6 +99,7 @@ def discover(endpoint: Endpoint, *, model: str | None, api: str = "auto") -> Tar
         model,
         tuple(_input(entry) for entry in metadata.get("inputs", [])),
         details,
+        is_named,
     )
 
 

@@ -34,7 +34,7 @@ from service.errors import SettingsInvalid, StartRefused
 from service.host.cpu import cpu_budget
 from service.host.malloc import KEPT_BYTES, keep_blocks
 from service.host.memory_limit import memory_limit
-from service.host.terminal import follows_terminal, has_terminal
+from service.host.terminal import follows_terminal, has_terminal, leader_waits
 from service.logs import Log, configure, event
 from service.next_steps import next_steps
 from service.settings import Settings
@@ -60,6 +60,9 @@ _THREADS_END_S = 1
 
 _HANGUP_S = 0.5
 """How long the kernel may take to detach a terminal after its SIGHUP."""
+
+_WATCH_S = 1.0
+"""How often it is looked whether the terminal is still there."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -158,6 +161,8 @@ class _UvicornServer(uvicorn.Server):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop, number)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        if self._follows_terminal:
+            self._start(self._watch_terminal())
         yield
 
     def _refuse(self, error: StartRefused) -> None:
@@ -191,6 +196,13 @@ class _UvicornServer(uvicorn.Server):
         self._start(self._server.models.refresh(retry=True))
         if self._server.keys is not None:
             self._start(asyncio.to_thread(self._server.keys.refresh, retry=True))
+
+    async def _watch_terminal(self) -> None:
+        """Stop when the terminal is closed and whoever is told so does not pass it on."""
+        while has_terminal():  # noqa: ASYNC110 - nothing tells of its end
+            await asyncio.sleep(_WATCH_S)
+        if leader_waits():
+            self._stop_without_terminal()
 
     def _stop_without_terminal(self) -> bool:
         """Stop as on Ctrl-C if the terminal of the start is gone; return whether it is."""

@@ -336,7 +336,7 @@ def _from_flags(cls: type[Settings], argv: Sequence[str]) -> dict[str, tuple[str
     )
     parser.add_argument("--version", action="version", version=f"headwise {__version__}")
     for name, field in cls.model_fields.items():
-        choices = get_args(field.annotation)
+        choices = ("true", "false") if field.annotation is bool else get_args(field.annotation)
         named = f" (default: {field.default})" if field.default is not None else ""
         parser.add_argument(
             cls.flag(name),
@@ -345,6 +345,9 @@ def _from_flags(cls: type[Settings], argv: Sequence[str]) -> dict[str, tuple[str
             else name.rsplit("_", 1)[-1].upper(),
             help=(field.description or "").replace("%", "%%") + named,
             default=None,
+            # A switch alone means true.
+            nargs="?" if field.annotation is bool else None,
+            const="true" if field.annotation is bool else None,
         )
     given = vars(parser.parse_args(argv))
     return {name: (cls.flag(name), value) for name, value in given.items() if value is not None}

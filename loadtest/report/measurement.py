@@ -94,6 +94,7 @@ class Window(_Value):
     """A part of the measured time: when it began, and what it saw."""
 
     at_s: float
+    answered: int | None = None
     rate: float | None = None
     p50: float | None = None
     p99: float | None = None

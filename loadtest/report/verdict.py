@@ -118,6 +118,12 @@ def flaws(point: Point) -> list[str]:
         )
     if not _is_ordered(point.latency_ms):
         found.append("the percentiles are out of order")
+    answered = [window.answered for window in point.windows if window.answered is not None]
+    if answered and abs(sum(answered) / point.seconds - point.good_rate) > 0.01 * point.good_rate:
+        found.append(
+            f"{number(point.good_rate)} good answers a second, where the windows have"
+            f" {count(sum(answered))} in {number(point.seconds)} s"
+        )
     return found + _against_histogram(point)
 
 
@@ -197,7 +203,10 @@ def _highest(points: Sequence[Point], objective: Objective | None) -> list[tuple
     if top is None:
         reason = f"keeps {objective.text}" if objective else "stays below saturation"
         return [(f"Load that {reason}", "none", f"of {plural(len(points), 'point')}")]
-    reason = f"with {objective.text}" if objective else "before saturation"
+    is_met = any(point.is_saturated for point in points)
+    reason = "before saturation" if is_met else "tried, not saturated"
+    if objective is not None:
+        reason = f"with {objective.text}"
     return [
         (f"Highest load {reason}", top.load_text, f"{number(top.good_rate)} good answers a second"),
         (

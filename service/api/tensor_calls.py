@@ -221,4 +221,10 @@ class TensorCalls:
             headers.append((b"content-encoding", encoding.encode()))
         elif reply.length is not None:
             headers.append((b"content-length", b"%d" % reply.length))
-        await exchange.answer(headers, self._server.offload.chunks(chunks))
+        made = self._server.offload.chunks(chunks)
+        if exchange.http_version != "1.0" or headers[-1][0] == b"content-length":
+            await exchange.answer(headers, made)
+            return
+        # Before HTTP/1.1 there are no chunks (RFC 9112, 6.1): the length must be known.
+        content = b"".join([bytes(chunk) async for chunk in made])
+        await exchange.answer([*headers, (b"content-length", b"%d" % len(content))], content)

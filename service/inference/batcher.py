@@ -105,8 +105,6 @@ class Batcher:
         self._schedule: Schedule[QueuedCall] = Schedule(batch, engine.concurrent_runs)
         self._stops: dict[_QueuedRun, Stop] = {}
         """Ends each run in progress."""
-        self._for_threads: set[_QueuedRun] = set()
-        """Those that no thread has begun yet."""
 
     async def submit(self, call: Call, *, on_run: Callable[[Run], None] | None = None) -> Answer:
         """
@@ -243,32 +241,12 @@ class Batcher:
                 self._deliver(run, _outcome(self._engine, run, self._stops[run]))
                 run = self._take(ended=run)
             else:
-                run = self._hand_over(run, loop)
+                self._threads.submit(self._work, loop, run)  # all of them are there
+                run = self._take()
         self._rest()
-
-    def _hand_over(self, run: _QueuedRun, loop: asyncio.AbstractEventLoop) -> _QueuedRun | None:
-        """Have a thread run it, or fail its calls if there is none; return the next run."""
-        with self._lock:
-            self._for_threads.add(run)
-        try:
-            self._threads.submit(self._work, loop, run)
-        except RuntimeError as error:  # the system starts no further thread
-            if self._claim(run):
-                self._deliver(run, _failed("no thread could be started for a run", error))
-                return self._take(ended=run)
-        return self._take()
-
-    def _claim(self, run: _QueuedRun) -> bool:
-        """Say, once for each run that was handed over, that it is the caller's to end."""
-        with self._lock:
-            is_there = run in self._for_threads
-            self._for_threads.discard(run)
-        return is_there
 
     def _work(self, loop: asyncio.AbstractEventLoop, run: _QueuedRun | None) -> None:
         """Run one batch after the other until nothing waits; in a thread."""
-        if run is not None and not self._claim(run):
-            return  # its calls have failed: it was late
         while run is not None:
             outcome = _outcome(self._engine, run, self._stops[run])
             loop.call_soon_threadsafe(self._deliver, run, outcome)

@@ -292,6 +292,7 @@ class Models:
             except OSError as error:
                 event("repository unreadable", level=logging.ERROR, problem=described(error))
                 raise NotReady("the repository cannot be read; the log says why") from error
+            self._repository.forget(name, present)
             if not present:
                 on = ", which is served on" if name in self._served else ""
                 raise UnknownModel(f"model: nothing in the repository is named {_shown(name)}{on}")

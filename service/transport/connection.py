@@ -54,6 +54,9 @@ _PROBE_S: Final = 0.02
 _RESET_S: Final = 0.01
 """How often to look whether that test was answered by a reset."""
 
+_TLS_END_S: Final = 0.2
+"""How long a caller that rests may take to end TLS when the server stops."""
+
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _Call = TypeVar("_Call")
@@ -208,6 +211,9 @@ class HttpConnection(HttpToolsProtocol):
         self._stays_open = False
         if self._pending is None:
             super().shutdown()
+        if not self._is_answering and self.scheme == "https":
+            # Closing waits for the caller's own end of TLS, which one that rests does not send.
+            self.loop.call_later(_TLS_END_S, self.transport.abort)
 
     # The fast path
 
@@ -403,6 +409,7 @@ class HttpConnection(HttpToolsProtocol):
             raise self._body_error
 
         await app(scope, receive_or_raise, send)
+        cycle.disconnected |= self.is_lost  # uvicorn marks the last request alone
         if cycle.disconnected:
             self.transport.close()
         elif cycle.response_started and not cycle.response_complete:

@@ -112,6 +112,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.path: str = scope["path"]
+        self.http_version: str = scope["http_version"]
         self.record: RequestRecord = scope[RECORD]
         self.headers = by_name(scope["headers"])
         self._query: bytes = scope["query_string"]

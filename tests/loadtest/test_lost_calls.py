@@ -90,7 +90,7 @@ def test_refused_share_is_exit_code_3_without_an_objective_too(tmp_path: Path) -
         allowed = load(stub.url, *argv, "--slo", "errors<60%")
 
     assert plain[0] == 3
-    assert "breaks errors<1%: errors 50.00%" in plain[2]
+    assert "breaks errors<=1%: errors 50.00%" in plain[2]
     assert allowed[0] == 0, allowed[2]
 
 

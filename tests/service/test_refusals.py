@@ -32,12 +32,15 @@ ELSEWHERE = {
     "api_keys.name_of_digest: Unauthorized": "tests/service/api/test_api_keys.py",
     "compression.decompress: Draining": "tests/service/codecs/test_compression.py",
     "oip_routes.model_ready: Draining": "tests/service/api/test_oip_routes.py",
+    "readers._within_limits: TooLarge": "tests/service/codecs/test_readers.py",
+    "readers.decode: NotReady": "tests/service/codecs/test_readers.py",
     "routes.ready: Draining": "tests/system/test_main.py",
     "routes.ready: NotReady": "tests/system/test_main.py",
     "shared_memory._open: InvalidInput": "tests/service/codecs/test_shared_memory.py",
     "shared_memory._refuse_short: InvalidInput": "tests/service/codecs/test_shared_memory.py",
     "shared_memory.register: InvalidInput": "tests/service/codecs/test_shared_memory.py",
     "shared_memory.write: InvalidInput": "tests/service/codecs/test_shared_memory.py",
+    "unsent_answers.check_room: TooLarge": "tests/service/transport/test_unread_answers.py",
     "unsent_answers.check_room: QueueFull": "tests/service/transport/test_unread_answers.py",
 }
 """Places that refuse and that no call of the table reaches, and the file that tests them."""
@@ -89,6 +92,7 @@ class Tracer:
 async def answers(repository: Path, tracer: Tracer) -> list[httpx.Response]:
     """Make every call of the table of an application in this thread."""
     clients = {}
+    threading.settrace(tracer)  # before the servers' threads, which are there from the start
     for name, settings in (("open", OPEN), ("closed", CLOSED)):
         server = quiet_server(repository, default_model="mha", **settings)
         app = create_app(server, refuse=lambda error: pytest.fail(str(error)))
@@ -97,7 +101,6 @@ async def answers(repository: Path, tracer: Tracer) -> list[httpx.Response]:
         for region, size in (("small", 8), ("large", 32_000)) if name == "open" else ():
             server.shared_memory.register(region, "/" + SEGMENT, 0, size)
     before = sys.gettrace()
-    threading.settrace(tracer)
     sys.settrace(tracer)
     try:
         return [

@@ -71,9 +71,18 @@ def st(
     **more: Any,
 ) -> Refusal:
     """Return a refusal of `/v1/attention` in safetensors, of these tensors or this content."""
-    body = save(tensors, metadata) if content is None else content
+    body = file_of(tensors, metadata) if content is None else content
     headers = {"Content-Type": "application/x-safetensors"}
     return v1(body, message, query=query, headers=headers, **more)
+
+
+def file_of(tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> bytes:
+    """Return these tensors as safetensors."""
+    # The reshaping keeps a tensor without axes one.
+    return save(
+        {name: np.ascontiguousarray(t).reshape(np.shape(t)) for name, t in tensors.items()},
+        metadata,
+    )
 
 
 def v2(
@@ -175,10 +184,14 @@ REFUSALS = [
        "body: expected JSON in UTF-8, got a pickle: send safetensors or JSON"),
     v1('{"model":"tiny"}'.encode("utf-16"),
        "body: expected JSON in UTF-8, got UTF-16: send UTF-8"),
-    v1(save(X),
+    v1(file_of(X),
        "body: expected JSON, got safetensors: send it to /v1/attention with Content-Type: application/x-safetensors"),
     v1({"model": "tiny"},
        "embeddings: expected [B][S][E] or [S][E], got none"),
+    v1(ONE | {"version": "1"},
+       "version: expected a whole number from 1 to 999999999, got a string"),
+    v1(ONE,
+       "query: version: expected a whole number from 1 to 999999999, got '01'", query="version=01"),
     v1({"model": 1},
        "model: expected a string, got a number"),
     v1(ONE | {"model": "nope"},
@@ -319,7 +332,7 @@ REFUSALS = [
     v1(ONE,
        "query: weights: expected once, got it twice", query="weights=true&weights=true"),
     v1(ONE,
-       "query: unknown key 'wieghts'; did you mean weights? expected model, weights, causal, timeout_s, priority, heads", query="wieghts=true"),
+       "query: unknown key 'wieghts'; did you mean weights? expected model, version, weights, causal, timeout_s, priority, heads", query="wieghts=true"),
     v1(ONE,
        "query: unknown key 'attend_mask': it is a tensor: send it in the body of /v1/attention, or as one of the inputs of /v2/models/{name}/infer", query="attend_mask=1"),
     v1(ONE,
@@ -424,7 +437,7 @@ REFUSALS = [
     st({"embeddings": np.zeros((1, 2, 12), np.float32), "memory": np.zeros((1, 0, 6), np.float32)},
        "memory: expected at least one key, got none", query="model=cross"),
     st(X,
-       "metadata: unknown key 'note'; expected model, weights, causal, timeout_s, priority, heads", metadata={"note": "mine"}),
+       "metadata: unknown key 'note'; expected model, version, weights, causal, timeout_s, priority, heads", metadata={"note": "mine"}),
     st(X,
        "metadata: weights: expected true, false or heads such as 0,3, got 'yes'", metadata={"weights": "yes"}),
     st(X,
@@ -542,17 +555,19 @@ REFUSALS = [
        "model: expected one of cross, mha, tiny, got 'nope'", model="nope", **UNKNOWN),
     v2({},
        "model tiny: version 1 is served, got '7'", model="tiny/versions/7", **UNKNOWN),
-    v2(save(X),
+    v2(file_of(X),
        "body: expected JSON, got safetensors: send it to /v1/attention with Content-Type: application/x-safetensors"),
     # What carries no tensors
+    call("/docs/assets/none.js", b"",
+       "path: no such endpoint; / lists them", method="GET", **NOT_FOUND),
     call("/v1/atention", {},
        "path: no such endpoint, got '/v1/atention'; expected POST /v1/attention, POST /v2/models/{name}/infer, or another that /docs lists", **NOT_FOUND),
     call("/v1/attention", {},
        "method: expected POST, got GET", method="GET", **METHOD),
     call("/v2/logging", {},
-       "method: expected GET, POST, got PUT", method="PUT", **METHOD),
+       "method: expected GET, HEAD, POST, got PUT", method="PUT", **METHOD),
     call("/v2/health/live", {},
-       "method: expected GET, got POST", **METHOD),
+       "method: expected GET, HEAD, got POST", **METHOD),
     call("/v2/repository/models/tiny/load", {},
        "load, unload: switched off; HEADWISE_MODEL_CONTROL=true switches it on", server="closed", **DISABLED),
     call("/v2/repository/models/tiny/load", {"parameters": 1},

@@ -55,10 +55,11 @@ def publish_version(repository: Path, name: str, version: int, *, base: Path | N
 
 def publish_unproven(repository: Path, manifest: Manifest, graph: Graph, golden: Golden) -> Path:
     """Publish a graph with its own answers to the golden inputs, and return where it lies."""
+    answered = _answered(OnnxEngine(graph, manifest.layer), golden)
     contents = {
         GRAPH_FILE: graph.model,
         WEIGHTS_FILE: graph.weights,
-        GOLDEN_FILE: save(_answered(OnnxEngine(graph, manifest.layer), golden)),
+        GOLDEN_FILE: save({name: np.ascontiguousarray(a) for name, a in answered.items()}),
     }
     files = {
         file: FileEntry(hashlib.sha256(content).hexdigest(), len(content))

@@ -27,6 +27,12 @@ from tests.support.server import END_LIMIT_S, ROOT, Server, until
 from tests.system.test_reload import publish
 
 SERVE = (sys.executable, "-m", "service")
+WAITING_LEADER = """
+import signal, subprocess, sys
+signal.signal(signal.SIGHUP, lambda *told: None)
+sys.exit(subprocess.Popen([sys.executable, "-m", "service"], restore_signals=False).wait())
+"""
+
 LEADERS = {
     "itself": SERVE,
     "a shell": ("sh", "-c", f"{shlex.join(SERVE)}; true"),  # which waits, as `make` does
@@ -126,6 +132,18 @@ def test_closing_the_terminal_ends_the_server(layers: Layers, leader: str) -> No
         code = terminal.process.wait(END_LIMIT_S)
 
     assert code == (0 if leader == "itself" else -signal.SIGHUP)
+
+
+@pytest.mark.fault("E2")
+def test_closing_the_terminal_of_a_leader_that_waits_ends_the_server(layers: Layers) -> None:
+    """As `make` does, which a window may run directly: it is told, and passes nothing on."""
+    waits = (sys.executable, "-c", WAITING_LEADER)
+    with Terminal(waits, layers.repository) as terminal:
+        terminal.close()
+        until(lambda: not terminal.is_listening())
+        code = terminal.process.wait(END_LIMIT_S)
+
+    assert code == 0
 
 
 @pytest.mark.fault("E2")

@@ -705,3 +705,26 @@ def test_load_of_a_name_that_was_taken_away_says_that_it_is_served_on(tmp_path: 
         asyncio.run(models.load("b"))
 
     assert kept(models, "a") == [1]
+
+
+@pytest.mark.fault("C2b", "C6")
+def test_load_forgets_what_was_wrong_with_versions_that_are_gone(tmp_path: Path) -> None:
+    """Also where nothing of the name is left: no look at the whole repository may follow."""
+    disk = Disk(tmp_path)
+    models = Models(load, disk.path)
+
+    async def scenario() -> list[list[str]]:
+        models.load_all()
+        disk.copy("a", 2)
+        disk.copy("gone", 1)
+        await models.refresh(retry=False)
+        found = [sorted(models.broken)]
+        disk.remove("a", 2)
+        await models.load("a")
+        found.append(models.broken)
+        disk.remove_name("gone", 1)
+        with pytest.raises(UnknownModel):
+            await models.load("gone")
+        return [*found, models.broken]
+
+    assert asyncio.run(scenario()) == [["a/2", "gone/1"], ["gone/1"], []]

@@ -500,3 +500,16 @@ def test_many_callers_at_once_each_get_their_own_answer(secure: Server, files: F
     for number in range(4):
         np.testing.assert_allclose(found[number::4], found[number], atol=1e-5)
     assert len({round(value, 3) for value in found}) == 4
+
+
+def test_caller_that_rests_does_not_hold_up_the_end(layers: Layers, files: Files) -> None:
+    """It never ends TLS by itself, and nothing of it is cut off."""
+    with tls_server(layers, files) as server:
+        assert server.get("/v2/health/live").status_code == 200  # its connection is kept
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(60)
+        log = server.log()
+
+    assert server.process.returncode == 0
+    assert '"message":"stopped"' in log
+    assert "cut off" not in log
