@@ -292,11 +292,10 @@ class Models:
             except OSError as error:
                 event("repository unreadable", level=logging.ERROR, problem=described(error))
                 raise NotReady("the repository cannot be read; the log says why") from error
-            self._repository.forget(name, present)
+            self._repository.note_present(name, present)
             if not present:
                 on = ", which is served on" if name in self._served else ""
                 raise UnknownModel(f"model: nothing in the repository is named {_shown(name)}{on}")
-            self._repository.retry(name)
             await self._serve_best(name, present)
             served = self._served.get(name, {}).get(None)
             if served is not None:

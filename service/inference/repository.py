@@ -283,11 +283,12 @@ class Repository:
         broken.reason = self._reason(error)
         return broken
 
-    def forget(self, name: str, present: Sequence[int]) -> None:
-        """Forget what was wrong with versions of a name that are not there any more."""
+    def note_present(self, name: str, present: Sequence[int]) -> None:
+        """Forget what was wrong with versions of a name that are gone; try the others again."""
         for key in list(self._broken):
             if key[0] == name and key[1] not in present:
                 del self._broken[key]
+        self.retry(name)
 
     def retry(self, name: str | None = None) -> None:
         """Let what is wrong, with all versions or those of one name, be tried and logged again."""

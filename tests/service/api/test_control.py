@@ -38,6 +38,7 @@ def control_request(body: bytes, connection: Waiting) -> Request:
 
     scope = {
         "type": "http",
+        "http_version": "1.1",
         "path": "/v2/repository/index",
         "query_string": b"",
         "headers": [(b"content-encoding", b"gzip")],

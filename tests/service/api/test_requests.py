@@ -224,6 +224,7 @@ async def on_asgi_path(server: Parts, data: bytes, ending: Ending) -> None:
 
     scope = {
         "type": "http",
+        "http_version": "1.1",
         "method": method,
         "path": path,
         "query_string": b"",
