@@ -29,13 +29,14 @@ ALLOWED_SKIPS = frozenset(
 
 # Without torch only the serving side can be tested, with what its environment holds.
 _FOR_THE_MAIN_ENVIRONMENT = [
-    "bench/test_inprocess.py",
-    "bench/test_report.py",
+    "bench/*",
     "export/*",
     "loadtest/*",
     "system/test_client_control.py",
     "system/test_clients.py",
+    "system/test_documentation.py",
     "system/test_exporting.py",
+    "system/test_memory.py",
     "system/test_minilm.py",
     "system/test_perf_analyzer.py",
     "system/test_strides.py",
