@@ -22,6 +22,8 @@ CLIENTS = 1000
 RESTARTS = 20
 POLL_S = 0.5
 LIMIT_S = 60
+MOST_MB = 16
+"""Of resident memory that a server at rest may have more than before."""
 
 LOST = 0
 """Stands for the status of a call whose connection ended without an answer."""
@@ -76,10 +78,11 @@ def test_killed_clients_leave_nothing_behind(layers: Layers) -> None:
         until(lambda: open_files(server) <= files)
         # One: the question itself.
         until(lambda: metric(server, "headwise_requests_in_flight") == 1)
-        growth, log = resident_mb(server) - memory, server.whole_log()
+        # What was freed is kept for the next calls, and given back once the server rests.
+        until(lambda: resident_mb(server) - memory <= MOST_MB)
+        log = server.whole_log()
         after = server.post("/v1/attention", json={"model": "tiny", "embeddings": [[0.5] * 8]})
 
-    assert growth <= 16
     assert "Traceback" not in log
     assert after.status_code == 200
 
