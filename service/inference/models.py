@@ -309,7 +309,7 @@ class Models:
 
     async def unload(self, name: str) -> None:
         """
-        Serve no version of an artifact, until it is loaded again; calls already in finish.
+        Serve no version of an artifact until it is loaded again; admitted calls still finish.
 
         Raises:
             UnknownModel: it is not served.
