@@ -21,6 +21,7 @@ from loadtest.report.verdict import verdict
 from tests.loadtest.test_cli import QUICK, load, started, written
 from tests.loadtest.test_drive import prepare
 from tests.support.load_stub import Stub
+from tests.support.processes import children_of, command_of
 from tests.support.server import until
 
 DISTRUST = "These numbers are not to be trusted."
@@ -114,14 +115,9 @@ def test_generator_that_dies_leaves_no_trusted_report(tmp_path: Path) -> None:
 
 def generator_of(pid: int) -> int:
     """Return the process in which the load runs."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            command = (folder / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if parent == pid and b"spawn_main" in command:
-            return int(folder.name)
+    for child in children_of(pid):
+        if b"spawn_main" in (command_of(child) or b""):
+            return child
     raise AssertionError("no generator")
 
 

@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import save
 
 from tests.support.layers import Layers
+from tests.support.processes import children_of
 from tests.support.server import Server, until
 from tests.system.test_main import GOOD, connected, metric, serve
 
@@ -57,8 +58,7 @@ def head(body_bytes: int, path: str = "/v1/attention", **headers: str) -> bytes:
 
 def children(server: Server) -> list[int]:
     """Return the processes that the server has."""
-    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    return children_of(server.process.pid)
 
 
 def stopped_reader(server: Server) -> int:

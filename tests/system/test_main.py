@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save, save_file
 
 from service import __version__
 from tests.support.layers import Layers, sha256_of
+from tests.support.processes import children_of
 from tests.support.server import ROOT, Server, until
 
 # A call of a good part of a second: the longest there is, in the format that is read fastest.
@@ -374,10 +375,9 @@ def test_sigterm_ends_a_server_whose_reader_process_is_busy(layers: Layers) -> N
     large = orjson.dumps(GOOD) + b" " * 5 * 2**20
     with Server(layers.repository, drain_s=1) as server, connected(server) as caller:
         server.post("/v1/attention", content=large)  # by a process that is kept for the next one
-        tasks = Path(f"/proc/{server.process.pid}/task")
-        readers = [pid for task in tasks.glob("*/children") for pid in task.read_text().split()]
+        readers = children_of(server.process.pid)
         for reader in readers:
-            os.kill(int(reader), signal.SIGSTOP)
+            os.kill(reader, signal.SIGSTOP)
         send_head(caller, large)
         caller.sendall(large)
         until(lambda: metric(server, "headwise_body_memory_bytes") > 0)

@@ -18,6 +18,7 @@ from safetensors.numpy import load, save
 
 from service import __version__
 from tests.support.layers import CONFIGS, Layers
+from tests.support.processes import children_of, command_of
 from tests.support.server import Server
 
 GOOD: dict[str, Any] = {"model": "tiny", "embeddings": [[0.5] * 8] * 2}
@@ -598,10 +599,9 @@ def test_large_json_is_read_in_another_process_that_may_end(server: Server) -> N
     first = server.post("/v1/attention", content=good)
     wrong = server.post("/v1/attention", content=bad)
     readers = [
-        int(child)
-        for task in Path(f"/proc/{server.process.pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-        if b"reader_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+        child
+        for child in children_of(server.process.pid)
+        if b"reader_process" in (command_of(child) or b"")
     ]
     os.kill(readers[0], signal.SIGKILL)
     server.post("/v1/attention", content=good)  # may be the one that meets the end

@@ -18,6 +18,7 @@ from service.codecs.reader_process import CannotStart, ReaderProcess
 from service.codecs.readers import PROCESSES, Readers
 from service.errors import DecodingFailed, InvalidInput, NotReady, QueueFull, TooLarge
 from service.inference.validation import Limits
+from tests.support.processes import children_of, command_of
 from tests.support.server import until
 
 LIMITS = Limits(max_rows=256, max_length=4096, max_tokens=131072, max_answer_bytes=2**29)
@@ -46,18 +47,13 @@ def with_readers(
 
 def children() -> list[int]:
     """Return this process's decoding processes, those included that have ended unnoticed."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    found = [int(child) for task in tasks for child in task.read_text().split()]
-    return [child for child in found if is_reader(child)]
+    return [child for child in children_of(os.getpid()) if is_reader(child)]
 
 
 def is_reader(child: int) -> bool:
     """Say so unless it is of another test; what has ended unnoticed has no command line."""
-    try:
-        command = Path(f"/proc/{child}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return False
-    return not command or b"reader_process" in command
+    command = command_of(child)
+    return command is not None and (not command or b"reader_process" in command)
 
 
 async def is_true(condition: Callable[[], bool]) -> None:
