@@ -4,77 +4,37 @@ The publishing gate: the engine that will serve an artifact against three refere
     layer    our PyTorch layer, the one that was exported
     torch    PyTorch's own nn.MultiheadAttention, where it has an answer
     formula  float64 numpy, head by head
+    module   what came with the weights (`Source.oracle`), if anything did, without masks
     alone    the engine itself, one sequence at a time
 
 Signature, shapes and values fail separately, each with its numbers.
 
-What is tried, and why.  A call takes one of three ways through the graph (export/graph.py):
-plain, without masks and weights, below `LONG` keys; plain from `LONG` keys on; and the branch
-with masks and weights.  Each cell of the grid runs twice, with weights (always the third way)
-and without.  The runtime's kernels differ by size, not by content: one query (vectors), a few
-(the ends of vectorised loops), many (full blocks, shared among threads), and in the operator for
-many keys whole blocks of them and a rest.
-
-    length  batch  masks
-    1       1      none, empty row      vectors; the softmax of one number, and of none
-    1       3      none, all            the same in a batch
-    7       1      none, causal, pair   odd; masks without the batch's axis
-    7       3      each one, and all    odd; every way in which the engine folds masks into one
-    128     3      none, padding        full blocks, many threads
-    389     2      none, padding+causal an odd length above LONG: a rest; heads of a batch in order
-    512     1      none, all            whole blocks above LONG; every mask at once there
-
-What a mask hides depends on no length and no batch but through these; so the rest of the product
-of lengths, batches and masks would run the same code again.
-
-Memory.  Weights are compared where they, and what each reference holds of their size, fit into
-`WEIGHTS_BYTES`.  Beyond that (about 150 heads at 389 tokens) a plain cell is compared by
-its output only, with the formula only, which needs one head at a time; and the cell with all
-masks, whose branch makes all weights at once, takes the longest length that fits.
+What is tried is in `export.grid`.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
+from export.attention import AttentionLayer
 from export.errors import ExportRefused
 from export.formula import Formula
+from export.grid import Cell, compares_weights, grid
 from export.sources import Source
-from service.contract import FP32_TOLERANCE, LayerConfig, ParityRow
-from service.inference.calls import Bools, Floats, Inputs
+from service.contract import FP32_TOLERANCE, ParityRow
+from service.host.malloc import give_back
+from service.inference.calls import Floats, Inputs, Lengths, Outputs
 from service.inference.engine import Engine
 from service.inference.parity import absolute_error, relative_error
+from service.layer_config import LayerConfig
 
-GRID = (
-    (1, 1, ("none", "empty row")),
-    (1, 3, ("none", "all")),
-    (7, 1, ("none", "causal", "pair")),
-    (
-        7,
-        3,
-        ("none", "padding", "causal", "padding+causal", "pair", "head mask", "empty row", "all"),
-    ),
-    (128, 3, ("none", "padding")),
-    (389, 2, ("none", "padding+causal")),
-    (512, 1, ("none", "all")),
-)
-"""Length, batch and masks of each cell; "all" = padding, causal, pair and head mask at once."""
-
-CROSS_KEYS = {1: 1, 7: 5, 128: 96, 389: 401, 512: 384}
-"""How many keys the cells of cross-attention have, by their length: fewer, and more."""
-
-WEIGHTS_BYTES = 2**30
-"""What a cell's weights may take, with all that the references hold of the same size."""
-
-_BYTES_OF_WEIGHT = 24
-"""
-Of one attention weight, while the hungriest reference (PyTorch's own layer) runs: the engine's
-answer, scores, softmax and both masks as bytes and as numbers.
-"""
+Numbers = npt.NDArray[Any]
 
 LOGIT_LIMIT = 50.0
 """
@@ -100,47 +60,12 @@ class ValuesDiffer(GateFailed):
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One place of the grid."""
-
-    batch: int
-    length: int
-    key_length: int
-    masks: str
-
-
-@dataclass(frozen=True)
 class Report:
     """A gate that was passed."""
 
     rows: tuple[ParityRow, ...]
     input_scale: float
     """The standard deviation of the inputs that were tried."""
-
-
-def grid(config: LayerConfig) -> list[Cell]:
-    """List the cells for a layer; cross-attention has keys of other lengths and no causal."""
-    return [
-        _within_memory(
-            config, Cell(batch, length, CROSS_KEYS[length] if config.is_cross else length, masks)
-        )
-        for length, batch, kinds in GRID
-        for masks in kinds
-        if not (config.is_cross and "causal" in masks)
-    ]
-
-
-def _within_memory(config: LayerConfig, cell: Cell) -> Cell:
-    """Return a masked cell halved until its weights fit; plain ones do without them."""
-    while cell.masks != "none" and not compares_weights(config, cell) and cell.key_length > 1:
-        cell = replace(cell, length=-(-cell.length // 2), key_length=-(-cell.key_length // 2))
-    return cell
-
-
-def compares_weights(config: LayerConfig, cell: Cell) -> bool:
-    """Say whether a cell's weights, and not only its output, fit into memory."""
-    weights = cell.batch * config.num_heads * cell.length * cell.key_length
-    return weights * _BYTES_OF_WEIGHT <= WEIGHTS_BYTES
 
 
 def pass_gate(
@@ -170,6 +95,7 @@ def pass_gate(
     rows = []
     for cell, share in zip(cells, shares[1:], strict=True):
         rows += _check_cell(engine, source, formula, cell, scale)
+        give_back()  # what the C library keeps of one cell's tensors fits no other's
         on_cell(cell, share)
     return Report(tuple(rows), scale)
 
@@ -184,9 +110,8 @@ def _work(config: LayerConfig, cell: Cell) -> float:
 
 
 def formula_of(source: Source) -> Formula:
-    """Return the float64 formula with the weights of the source's own PyTorch layer."""
-    state = {name: tensor.numpy() for name, tensor in source.reference.state_dict().items()}
-    return Formula(state, source.config.num_heads)
+    """Return the float64 formula with the weights of the source."""
+    return Formula(source.config, {name: t.numpy() for name, t in source.spec.tensors.items()})
 
 
 def _check_cell(
@@ -198,15 +123,14 @@ def _check_cell(
     weights = None
     if compares_weights(source.config, cell):
         with_weights = engine.run(inputs, weights=True)
-        found, weights = [with_weights.output, *found], with_weights.attention_weights
+        found, weights = [with_weights.output, *found], all_weights(with_weights)
         if weights is None:
             raise ShapesDiffer(f"{cell}: expected attention weights, got none")
     for one in found:
         _check_shape(cell, "output", one, (cell.batch, cell.length, embed_dim))
     if weights is not None:
-        _check_shape(
-            cell, "attention_weights", weights, (cell.batch, heads, cell.length, cell.key_length)
-        )
+        keys = cell.key_length + len(source.config.extra_keys)
+        _check_shape(cell, "attention_weights", weights, (cell.batch, heads, cell.length, keys))
     rows = []
     for name, output, expected_weights in _references(
         engine, source, formula, cell, inputs, want_weights=weights is not None
@@ -218,17 +142,32 @@ def _check_cell(
             masks=cell.masks,
             reference=name,
             output_error=max(relative_error(one, output) for one in found),
-            weights_error=_weights_error(weights, expected_weights),
+            weights_error=_weights_error(weights, expected_weights, cell.key_length),
         )
         _check_row(row)
         rows.append(row)
     return rows
 
 
-def _weights_error(found: Floats | None, expected: npt.NDArray[Any] | None) -> float | None:
+def all_weights(outputs: Outputs) -> Floats | None:
+    """Return the weights of all keys, those of the extra ones last, [B, H, S, T + n]."""
+    weights, extra = outputs.attention_weights, outputs.extra_weights
+    return weights if weights is None or extra is None else _joined(weights, extra)
+
+
+def _joined(weights: Numbers, extra: Numbers) -> Numbers:
+    """Return the weights of all keys; without extra ones they are not copied."""
+    return np.concatenate((weights, extra), -1) if extra.shape[-1] else weights
+
+
+def _weights_error(
+    found: Floats | None, expected: npt.NDArray[Any] | None, keys: int
+) -> float | None:
     """Return `absolute_error`, head by head: a float64 copy of all would be twice their size."""
     if found is None or expected is None:
         return None
+    if expected.shape[-1] == keys:  # a caller's module, which leaves those of extra keys out
+        found = found[..., :keys]
     if found.shape != expected.shape:
         return absolute_error(found, expected)
     return max(absolute_error(found[:, i], expected[:, i]) for i in range(found.shape[1]))
@@ -261,56 +200,64 @@ def _references(
 ) -> Iterator[tuple[str, npt.ArrayLike, npt.NDArray[Any] | None]]:
     """Give each reference's answer by its name; none is kept while the next one runs."""
     if not want_weights:  # all others make all weights at once
-        yield "formula", formula.plain_output(inputs.embeddings, inputs.memory), None
+        sources = inputs.embeddings, inputs.memory, inputs.value_memory
+        yield "formula", formula.plain_output(*sources), None
         return
     exact = formula(
         inputs.embeddings,
         inputs.memory,
+        inputs.value_memory,
         attend_mask=inputs.attend_mask,
         pair_mask=inputs.pair_mask,
         causal=inputs.causal,
         head_mask=inputs.head_mask,
+        positions=inputs.positions,
     )
-    yield "formula", exact.output, exact.weights
+    yield "formula", exact.output, _joined(exact.weights, exact.extra_weights)
     del exact
-    yield "layer", *_ask_layer(source, inputs)
+    yield "layer", *ask_layer(source.layer, inputs)
     # nn.MultiheadAttention answers NaN to an empty row, and has no head mask.
-    if cell.masks not in ("empty row", "head mask", "all"):
-        yield "torch", *_ask_torch(source, inputs)
+    if source.reference is not None and cell.masks not in ("empty row", "head mask", "all"):
+        yield "torch", *_ask_torch(source.reference, inputs)
+    if source.oracle is not None and cell.masks == "none":
+        yield "module", *source.oracle(inputs)
     if cell.batch > 1:
         yield "alone", *_ask_one_by_one(engine, inputs)
 
 
-def _ask_layer(source: Source, inputs: Inputs) -> tuple[Floats, Floats]:
+def ask_layer(layer: AttentionLayer, inputs: Inputs) -> tuple[Floats, Floats]:
+    """Return the PyTorch layer's output and the weights of all keys, those of extra ones last."""
     with torch.no_grad():
-        output, weights = source.layer(
+        answer = layer(
             torch.from_numpy(inputs.embeddings),
-            None if inputs.memory is None else torch.from_numpy(inputs.memory),
+            _tensor(inputs.memory),
+            _tensor(inputs.value_memory),
             attend_mask=_tensor(inputs.attend_mask),
             pair_mask=_tensor(inputs.pair_mask),
             causal=inputs.causal,
             head_mask=_tensor(inputs.head_mask),
+            positions=_tensor(inputs.positions),
         )
-    return output.numpy(), weights.numpy()
+    return answer.output.numpy(), _joined(answer.weights.numpy(), answer.extra_weights.numpy())
 
 
-def _ask_torch(source: Source, inputs: Inputs) -> tuple[Floats, Floats]:
+def _ask_torch(layer: nn.MultiheadAttention, inputs: Inputs) -> tuple[Floats, Floats]:
     """In nn.MultiheadAttention a true mask entry means *ignore*."""
     query = torch.from_numpy(inputs.embeddings)
     key = query if inputs.memory is None else torch.from_numpy(inputs.memory)
+    value = key if inputs.value_memory is None else torch.from_numpy(inputs.value_memory)
     hidden = torch.zeros(query.shape[1], key.shape[1], dtype=torch.bool)
     if inputs.causal:
         hidden = ~torch.ones_like(hidden).tril()
     if inputs.pair_mask is not None:
-        rows, heads = query.shape[0], source.config.num_heads
-        pairs = torch.from_numpy(inputs.pair_mask).expand(rows, heads, -1, -1)
+        pairs = torch.from_numpy(inputs.pair_mask).expand(len(query), layer.num_heads, -1, -1)
         hidden = (hidden | ~pairs).flatten(0, 1)
     padding = None if inputs.attend_mask is None else ~torch.from_numpy(inputs.attend_mask)
     with torch.no_grad():
-        output, weights = source.reference(
+        output, weights = layer(
             query,
             key,
-            key,
+            value,
             key_padding_mask=padding,
             attn_mask=hidden,
             need_weights=True,
@@ -321,38 +268,37 @@ def _ask_torch(source: Source, inputs: Inputs) -> tuple[Floats, Floats]:
 
 def _ask_one_by_one(engine: Engine, inputs: Inputs) -> tuple[Floats, Floats]:
     outputs, weights = [], []
-    for row in range(inputs.embeddings.shape[0]):
+    for row in range(len(inputs.embeddings)):
         answer = engine.run(_one(inputs, slice(row, row + 1)), weights=True)
         outputs.append(answer.output)
-        weights.append(answer.attention_weights)
+        weights.append(all_weights(answer))
     return np.concatenate(outputs), np.concatenate([w for w in weights if w is not None])
 
 
 def _one(inputs: Inputs, row: slice) -> Inputs:
-    return Inputs(
-        embeddings=inputs.embeddings[row],
-        memory=None if inputs.memory is None else inputs.memory[row],
-        attend_mask=None if inputs.attend_mask is None else inputs.attend_mask[row],
-        pair_mask=None if inputs.pair_mask is None else inputs.pair_mask[row],
-        causal=inputs.causal,
-        head_mask=None if inputs.head_mask is None else inputs.head_mask[row],
-    )
+    values = {field.name: getattr(inputs, field.name) for field in dataclasses.fields(inputs)}
+    rows: dict[str, Any] = {k: v[row] for k, v in values.items() if isinstance(v, np.ndarray)}
+    return dataclasses.replace(inputs, **rows)
 
 
-def _tensor(mask: Bools | Floats | None) -> torch.Tensor | None:
-    return None if mask is None else torch.from_numpy(mask)
+def _tensor(array: npt.NDArray[Any] | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array)
 
 
 def _inputs(source: Source, cell: Cell, scale: float) -> Inputs:
     random = np.random.default_rng((_SEED, cell.batch, cell.length))
     config = source.config
-    shape = (cell.batch, cell.length, config.embed_dim)
-    embeddings = (scale * random.standard_normal(shape)).astype(np.float32)
-    memory = None
-    if config.memory_dim is not None:
-        shape = (cell.batch, cell.key_length, config.memory_dim)
-        memory = (scale * random.standard_normal(shape)).astype(np.float32)
-    attend_mask = pair_mask = head_mask = None
+
+    def tokens(length: int, width: int) -> Floats:
+        shape = (cell.batch, length, width)
+        return (scale * random.standard_normal(shape)).astype(np.float32)
+
+    embeddings = tokens(cell.length, config.embed_dim)
+    memory, value_memory = (
+        None if width is None else tokens(cell.key_length, width)
+        for width in (config.memory_dim, config.value_memory_dim)
+    )
+    attend_mask = pair_mask = head_mask = positions = None
     if "padding" in cell.masks or cell.masks == "all":
         # Key 0 always takes part, so that every query has one; the rest is scattered.
         attend_mask = random.random((cell.batch, cell.key_length)) < 0.7
@@ -365,8 +311,24 @@ def _inputs(source: Source, cell: Cell, scale: float) -> Inputs:
         pair_mask[0, :, -1, :] = False
     if cell.masks in ("head mask", "all"):
         head_mask = random.uniform(0.2, 2, (cell.batch, config.num_heads)).astype(np.float32)
-    causal = "causal" in cell.masks or (cell.masks == "all" and not config.is_cross)
-    return Inputs(embeddings, memory, attend_mask, pair_mask, head_mask, causal)
+    if "positions" in cell.masks:
+        positions = _positions(config, cell, random)
+    causal = "not causal" not in cell.masks and (
+        config.causal or "causal" in cell.masks or (cell.masks == "all" and not config.is_cross)
+    )
+    return Inputs(
+        embeddings, memory, attend_mask, pair_mask, head_mask, causal, value_memory, positions
+    )
+
+
+def _positions(config: LayerConfig, cell: Cell, random: np.random.Generator) -> Lengths:
+    """Return positions with gaps; those of the first row lie beyond the length of the training."""
+    steps = np.sort(random.integers(0, 2 * cell.length, (cell.batch, cell.length)), axis=1)
+    if config.max_positions is not None:
+        return steps % config.max_positions
+    if config.rotary is not None and config.rotary.original_length is not None:
+        steps[0] += config.rotary.original_length
+    return steps
 
 
 def _input_scale(source: Source, formula: Formula, plain: list[Cell]) -> float:
@@ -381,5 +343,6 @@ def _passes_limit(source: Source, formula: Formula, plain: list[Cell], scale: fl
     # The longest first: it is the likeliest to say no.
     tried = (_inputs(source, cell, scale) for cell in reversed(plain))
     return any(
-        formula.largest_logit(inputs.embeddings, inputs.memory) >= LOGIT_LIMIT for inputs in tried
+        formula.largest_logit(inputs.embeddings, inputs.memory, inputs.value_memory) >= LOGIT_LIMIT
+        for inputs in tried
     )

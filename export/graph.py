@@ -1,269 +1,374 @@
 """
-Turn our layer into an ONNX graph that answers every kind of call.
+Write a layer as an ONNX graph that answers every kind of call.
 
-The projections come from PyTorch's exporter.  What lies between them is one
-`If`: without masks and without weights wanted it is the bare `Attention` operator, or,
-where there are many keys, onnxruntime's own `MultiHeadAttention`, which never holds all
-weights at once; else it takes the masks and hands out the weights.  One graph, one copy
-of the layer, and asking for nothing extra costs nothing (bench/NOTES.md, "one graph or
-several" and "long sequences").
+What lies between the projections is one `If`: without masks and without weights wanted it is the
+bare `Attention` operator, or, where there are many keys, onnxruntime's `MultiHeadAttention`,
+which never holds all weights at once; else it takes the masks and gives the weights.  There is one
+graph and one copy of the weights, and a call without masks and weights does not pay for them
+(bench/NOTES.md, "one graph or several" and "long sequences").
+
+Letters as in `export.attention`.
 """
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
+import numpy as np
 import onnx
-import onnx.inliner
-import torch
-from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-from onnx.numpy_helper import to_array
-from onnxscript import opset23, script, values
-from torch import Tensor, nn
+import onnx_ir as ir
 
-from export.attention import MultiHeadAttention
+from export.layer_spec import LayerSpec
+from export.operators import Operators
+from export.weights_file import group_name, groups, write_weights
 from service.contract import (
-    ATTENTION_WEIGHTS,
     EMBEDDINGS,
     HEAD_MASK,
+    LAYER_METADATA,
     MEMORY,
-    OUTPUT,
     PAIR_MASK,
     PLAIN,
+    POSITIONS,
+    VALUE_MEMORY,
     WEIGHTS_FILE,
-    LayerConfig,
+    GraphTensor,
     graph_inputs,
+    graph_outputs,
 )
-from service.inference.artifact import Graph
+from service.layer_config import Projection, Rotary
 
 OPSET = 23
-"""The first with the `Attention` operator."""
+"""The first with the operators `Attention`, `RotaryEmbedding` and `RMSNormalization`."""
+
+IR_VERSION = 11
+"""The first that has this opset."""
 
 LONG = 384
 """Keys from which the runtime's operator is used: as fast here, and faster the more there are."""
 
-op: Any = opset23
-_runtime: Any = values.Opset("com.microsoft", 1)
+_RUNTIME = "com.microsoft"
 """onnxruntime's operators: https://onnxruntime.ai/docs/reference/operators/ContribOperators.html"""
 
-_DOMAIN = values.Opset("headwise", 1)
+_DTYPES = {
+    "float32": ir.DataType.FLOAT,
+    "bool": ir.DataType.BOOL,
+    "int64": ir.DataType.INT64,
+}
 
 
-def write_graph(layer: MultiHeadAttention, path: Path) -> list[str]:
+def write_graph(spec: LayerSpec, path: Path) -> None:
     """
-    Write the layer's graph to `path` and its weights beside it; return the exporter's warnings.
+    Write the layer's graph to `path`, and its weights beside it in one file.
 
-    Inputs, outputs and their axes are those of `service.contract`.
+    Inputs, outputs and their axes are those of `service.contract`.  The weights do not pass
+    through protobuf, which takes no message of more than 2 GiB.
     """
-    with _captured_warnings() as messages, torch.no_grad():
-        model = _export(layer)
-    weights = _take_weights(model.graph)
-    model.functions.append(_attend_function(layer.config.num_heads).to_function_proto())
-    model.opset_import.append(onnx.helper.make_opsetid("headwise", 1))
-    # The exporter knew no shapes inside the function; the runtime infers its own.
-    del model.graph.value_info[:]
-    model = onnx.inliner.inline_local_functions(model)
-    del model.opset_import[:]
-    model.opset_import.extend(
-        [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(_runtime.domain, 1)]
-    )
-    _declare_branches(model.graph)
-    for node in model.graph.node:
-        # Stack traces with the paths of this machine.
-        del node.metadata_props[:]
+    config = spec.config
     with path.with_name(WEIGHTS_FILE).open("wb") as file:
-        file.writelines(weights)
-    del weights
-    path.write_bytes(model.SerializeToString())
+        weights = write_weights(spec, file)
+    inputs = {tensor.name: _value(tensor) for tensor in graph_inputs(config)}
+    layer = _Layer(spec, weights, inputs)
+    outputs = layer.outputs()
+    for value, tensor in zip(outputs, graph_outputs(config), strict=True):
+        value.name, value.shape = tensor.name, ir.Shape(tensor.axes)
+        value.dtype = _DTYPES[tensor.dtype]
+    graph = ir.Graph(
+        list(inputs.values()),
+        outputs,
+        nodes=layer.op.nodes,
+        initializers=layer.op.initializers,
+        opset_imports={"": OPSET, _RUNTIME: 1},
+        name="layer",
+    )
+    model = ir.Model(
+        graph,
+        ir_version=IR_VERSION,
+        producer_name="headwise",
+        metadata_props={LAYER_METADATA: config.to_json()},
+    )
+    path.write_bytes(ir.to_proto(model).SerializeToString())
     onnx.checker.check_model(path, full_check=True)
-    return messages
 
 
-def _take_weights(graph: onnx.GraphProto) -> list[bytes]:
-    """
-    Return the numbers of all constants, and leave in the graph where the file will have them.
-
-    Before anything serialises the graph: protobuf takes no message of more than 2 GiB.
-    """
-    weights, offset = [], 0
-    for tensor in graph.initializer:
-        content = tensor.raw_data
-        tensor.ClearField("raw_data")
-        tensor.data_location = onnx.TensorProto.EXTERNAL
-        for key, value in (
-            ("location", WEIGHTS_FILE),
-            ("offset", offset),
-            ("length", len(content)),
-        ):
-            tensor.external_data.add(key=key, value=str(value))
-        weights.append(content)
-        offset += len(content)
-    return weights
+def _value(tensor: GraphTensor) -> ir.Value:
+    return ir.val(tensor.name, dtype=_DTYPES[tensor.dtype], shape=ir.Shape(tensor.axes))
 
 
-def read_state(graph: Graph, config: LayerConfig) -> dict[str, Tensor]:
-    """
-    Return the weights in a graph of `write_graph`, as an `nn.MultiheadAttention` state dict.
+class _Layer:
+    """The nodes of one layer."""
 
-    Raises:
-        ValueError: the graph is not laid out as `write_graph` does.
-    """
-    model = onnx.load_model_from_string(graph.model)
-    constants = {tensor.name: _constant(tensor, graph) for tensor in model.graph.initializer}
-    matrices, biases = [], []
-    for node in model.graph.node:
-        name = next((name for name in node.input if name in constants), None)
-        if name is not None and node.op_type == "MatMul":
-            matrices.append(torch.tensor(constants[name]).T)
-        if name is not None and node.op_type == "Add":
-            biases.append(torch.tensor(constants[name]))
-    layers = 3 if config.is_cross else 2
-    if len(matrices) != layers or len(biases) != (layers if config.bias else 0):
-        raise ValueError(
-            f"graph: expected {layers} projections, found {len(matrices)} matrices"
-            f" and {len(biases)} biases"
+    def __init__(
+        self,
+        spec: LayerSpec,
+        weights: dict[str, ir.ExternalTensor],
+        inputs: dict[str, ir.Value],
+    ) -> None:
+        self.op = Operators()
+        self._config = spec.config
+        self._weights = {name: self.op.initializer(tensor) for name, tensor in weights.items()}
+        self._inputs = inputs
+
+    def outputs(self) -> list[ir.Value]:
+        """Return output, weights and, where there are extra keys, their weights."""
+        q, k, v = self._projections()
+        q, k = self._normalised("query", q), self._normalised("key", k)
+        if self._config.rotary is not None:
+            q, k = self._turned(self._config.rotary, q, k)
+        if self._config.extra_keys:
+            k, v = self._with_extra("key", k), self._with_extra("value", v)
+        bias = self._logit_bias(q)
+        branches = {
+            "then_branch": self._plain(q, k, v, bias),
+            "else_branch": self._full(q, k, v, bias),
+        }
+        count = 3 if self._config.extra_keys else 2
+        concat, *weights = self.op.op_multi_out(
+            "If", [self._inputs[PLAIN]], branches, num_outputs=count
         )
-    if config.is_cross:
-        query, key_value = matrices[:-1]
-        key, value = key_value.chunk(2)
-        state = {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
-    else:
-        state = {"in_proj_weight": matrices[0]}
-    state["out_proj.weight"] = matrices[-1]
-    if config.bias:
-        state |= {"in_proj_bias": torch.cat(biases[:-1]), "out_proj.bias": biases[-1]}
-    return state
+        return [self._projected(("output",), concat), *weights]
 
-
-def _constant(tensor: onnx.TensorProto, graph: Graph) -> npt.NDArray[Any]:
-    """Return a constant's values; those of an external one from the graph's own weights."""
-    if uses_external_data(tensor):
-        info = ExternalDataInfo(tensor)
-        if info.location != WEIGHTS_FILE:
-            raise ValueError(f"graph: expected weights in {WEIGHTS_FILE} only")
-        start, length = info.offset or 0, info.length or 0
-        tensor.raw_data = graph.weights[start : start + length]
-        tensor.data_location = onnx.TensorProto.DEFAULT
-    return to_array(tensor)
-
-
-class _Exportable(nn.Module):
-    """The layer with the function `headwise::attend` where the formula's core stands."""
-
-    def __init__(self, layer: MultiHeadAttention) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, embeddings: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
-        *memory, pair_mask, head_mask, plain = rest
-        q, k, v = self.layer.project(embeddings, memory[0] if memory else None)
-        rows, length = embeddings.shape[:2]
-        concat, weights = torch.onnx.ops.symbolic_multi_out(
-            "headwise::attend",
-            [q, k, v, pair_mask, head_mask, plain],
-            dtypes=(q.dtype, q.dtype),
-            shapes=(q.shape, (rows, self.layer.config.num_heads, length, k.shape[1])),
-            version=1,
-        )
-        return self.layer.out(concat), weights
-
-
-def _attend_function(num_heads: int) -> Any:
-    """Return `headwise::attend` as an ONNX function, compiled from the body below."""
-
-    @script(_DOMAIN, default_opset=op)  # pragma: no cover (its source is compiled, never run)
-    def attend(q, k, v, pair_mask, head_mask, plain):  # type: ignore[no-untyped-def]
-        if plain:
-            if op.GreaterOrEqual(op.Shape(k, start=1, end=2), op.Constant(value_ints=[LONG])):
-                concat = _runtime.MultiHeadAttention(q, k, v, num_heads=num_heads)
-            else:
-                concat = op.Attention(q, k, v, q_num_heads=num_heads, kv_num_heads=num_heads)
-            # Never fetched; a constant shape here would be taken for that of the real weights.
-            weights = op.ConstantOfShape(op.Shape(pair_mask))
-        else:
-            all_heads, _k, _v, weights = op.Attention(
-                q,
-                k,
-                v,
-                pair_mask,
-                q_num_heads=num_heads,
-                kv_num_heads=num_heads,
-                qk_matmul_output_mode=3,  # after softmax
+    def _projections(self) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Return queries [B, S, H*D], keys and values [B, T, K*D]."""
+        config = self._config
+        sources = [self._embeddings()]
+        sources += [self._inputs[name] for name in (MEMORY, VALUE_MEMORY) if name in self._inputs]
+        width = {"query": config.num_heads * config.head_dim}
+        parts: list[ir.Value] = []
+        for group, source in zip(groups(config), sources, strict=False):
+            projected = self._projected(group, source)
+            if len(group) == 1:
+                parts.append(projected)
+                continue
+            widths = [width.get(name, config.num_kv_heads * config.head_dim) for name in group]
+            sizes = self.op.constant(widths)
+            parts += self.op.op_multi_out(
+                "Split", [projected, sizes], {"axis": -1}, num_outputs=len(group)
             )
-            heads = op.Reshape(all_heads, op.Constant(value_ints=[0, 0, num_heads, -1]))
-            factors = op.Unsqueeze(head_mask, op.Constant(value_ints=[1, 3]))
-            concat = op.Reshape(op.Mul(heads, factors), op.Constant(value_ints=[0, 0, -1]))
-        return concat, weights
+        q, k, v = parts
+        return q, k, v
 
-    return attend
+    def _projected(self, group: tuple[Projection, ...], x: ir.Value) -> ir.Value:
+        name = group_name(group)
+        product = self.op("MatMul", x, self._weights[f"{name}.weight"])
+        bias = self._weights.get(f"{name}.bias")
+        return product if bias is None else self.op("Add", product, bias)
+
+    def _embeddings(self) -> ir.Value:
+        """Return the embeddings plus what `positional` adds to them, [B, S, E]."""
+        op, embeddings = self.op, self._inputs[EMBEDDINGS]
+        if self._config.positional is None:
+            return embeddings
+        positions = self._inputs[POSITIONS]
+        if self._config.positional == "learned":
+            return op("Add", embeddings, op("Gather", self._weights["positional.table"], positions))
+        width = self._config.embed_dim
+        frequencies = 10000.0 ** (-2 * (np.arange(width) // 2) / width)
+        angles = self._angles(op.constant(frequencies, np.float32))
+        is_even = op.constant(np.arange(width) % 2 == 0, np.bool_)
+        return op("Add", embeddings, op("Where", is_even, op("Sin", angles), op("Cos", angles)))
+
+    def _angles(self, frequencies: ir.Value) -> ir.Value:
+        """Return position times frequency, [B or 1, S, number of frequencies]."""
+        positions = self.op("Cast", self._inputs[POSITIONS], to=ir.DataType.FLOAT)
+        column = self.op("Unsqueeze", positions, self.op.constant([-1]))
+        return self.op("Mul", column, frequencies)
+
+    def _normalised(self, name: str, x: ir.Value) -> ir.Value:
+        """Return queries or keys [B, L, heads*D] after the configured norm, if any."""
+        norm, op = self._config.norm, self.op
+        if norm is None:
+            return x
+        per_head = norm.span == "head"
+        if per_head:
+            x = op("Reshape", x, op.constant([0, 0, -1, self._config.head_dim]))
+        weight = self._weights[f"{name}_norm.weight"]
+        if norm.kind == "rms":
+            x = op("RMSNormalization", x, weight, axis=-1, epsilon=norm.epsilon)
+        else:
+            bias = self._weights[f"{name}_norm.bias"]
+            x = op("LayerNormalization", x, weight, bias, axis=-1, epsilon=norm.epsilon)
+        return op("Reshape", x, op.constant([0, 0, -1])) if per_head else x
+
+    def _turned(self, rotary: Rotary, q: ir.Value, k: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return queries and keys turned by their positions."""
+        op, config = self.op, self._config
+        angles = self._angles(self._frequencies(rotary))
+        # The operator wants a row for every sequence, also where all are alike.
+        shape = op.join(op.sizes(q, 0, 2), op.constant([rotary.dims // 2]), axis=0)
+        tables = []
+        for function in ("Cos", "Sin"):
+            table = op(function, angles)
+            if rotary.magnitude != 1:
+                table = op("Mul", table, op.constant(rotary.magnitude, np.float32))
+            tables.append(op("Expand", table, shape))
+        options = {
+            "interleaved": int(rotary.interleaved),
+            "rotary_embedding_dim": rotary.dims % config.head_dim,  # 0 = all
+        }
+        return (
+            op("RotaryEmbedding", q, *tables, num_heads=config.num_heads, **options),
+            op("RotaryEmbedding", k, *tables, num_heads=config.num_kv_heads, **options),
+        )
+
+    def _frequencies(self, rotary: Rotary) -> ir.Value:
+        """Return radians a position, [dims/2], or [B or 1, 1, dims/2] by each one's length."""
+        op, trained = self.op, self._weights["rotary.frequencies"]
+        if not rotary.depends_on_length:
+            return trained
+        last = op("ReduceMax", self._inputs[POSITIONS], op.constant([1]), keepdims=1)
+        length = op("Unsqueeze", op("Add", last, op.constant(1)), op.constant([-1]))
+        is_longer = op("Greater", length, op.constant(rotary.original_length))
+        if rotary.scaling == "longrope":
+            return op("Where", is_longer, self._weights["rotary.long_frequencies"], trained)
+        # In FP64, so that every runtime rounds to the same FP32 numbers.
+        double = np.float64
+        ratio = op.constant(rotary.factor / (rotary.original_length or 1), double)
+        scaled = op("Mul", op("Cast", length, to=ir.DataType.DOUBLE), ratio)
+        stretch = op("Sub", scaled, op.constant(rotary.factor - 1, double))
+        stretch = op("Max", stretch, op.constant(1, double))
+        power = op.constant(rotary.dims / (rotary.dims - 2), double)
+        base = op("Mul", op("Pow", stretch, power), op.constant(rotary.base, double))
+        exponents = op.constant(-np.arange(0, rotary.dims, 2) / rotary.dims, double)
+        frequencies = op("Cast", op("Pow", base, exponents), to=ir.DataType.FLOAT)
+        return op("Where", is_longer, frequencies, trained)
+
+    def _with_extra(self, name: str, x: ir.Value) -> ir.Value:
+        """Return keys or values with those of the extra keys behind them, [B, T + n, K*D]."""
+        op, width = self.op, self._config.num_kv_heads * self._config.head_dim
+        rows = []
+        for kind in self._config.extra_keys:
+            row = self._weights[f"extra.{name}"] if kind == "learned" else None
+            rows.append(op.constant(np.zeros(width), np.float32) if row is None else row)
+        extra = op("Reshape", op.join(*rows, axis=0), op.constant([1, -1, width]))
+        shape = op.join(op.sizes(x, 0, 1), op.constant([1, 1]), axis=0)
+        return op.join(x, op("Expand", extra, shape), axis=1)
+
+    def _logit_bias(self, q: ir.Value) -> ir.Value | None:
+        """Return what is added to the logits, [B or 1, H, S, T + n]; None = nothing."""
+        op, config = self.op, self._config
+        bias = self._distance_bias()
+        if not config.extra_keys or (bias is None and "sink" not in config.extra_keys):
+            return bias
+        sinks = self._weights.get("extra.sinks")
+        zeros = op.constant(np.zeros(config.num_heads), np.float32)
+        columns = [
+            sinks if kind == "sink" and sinks is not None else zeros for kind in config.extra_keys
+        ]
+        extra = op("Reshape", op.join(*columns, axis=0), op.constant([1, -1, config.num_heads, 1]))
+        extra = op("Transpose", extra, perm=[0, 2, 3, 1])  # [1, H, 1, n]
+        if bias is None:
+            ahead = op.join(op.constant([1, config.num_heads]), op.sizes(q, 1, 2), axis=0)
+            bias = op("ConstantOfShape", op.join(ahead, self._key_length(op), axis=0))
+        shape = op.join(op.sizes(bias, 0, 3), op.constant([1]), axis=0)
+        return op.join(bias, op("Expand", extra, shape), axis=-1)
+
+    def _key_length(self, op: Operators) -> ir.Value:
+        """Return T, a vector of one."""
+        return op.sizes(self._inputs.get(MEMORY, self._inputs[EMBEDDINGS]), 1, 2)
+
+    def _distance_bias(self) -> ir.Value | None:
+        """Return what distances add to the logits, [B or 1, H, S, T]; None = nothing."""
+        op, bias = self.op, self._config.position_bias
+        if bias is None:
+            return None
+        positions = self._inputs[POSITIONS]
+        queries = op("Unsqueeze", positions, op.constant([2]))
+        distances = op("Sub", op("Unsqueeze", positions, op.constant([1])), queries)
+        if bias.kind == "alibi":
+            slopes = op("Reshape", self._weights["position_bias.slopes"], op.constant([-1, 1, 1]))
+            steps = op("Cast", op("Unsqueeze", distances, op.constant([1])), to=ir.DataType.FLOAT)
+            return op("Mul", steps, slopes)
+        clipped = op("Clip", distances, op.constant(-bias.reach), op.constant(bias.reach))
+        rows = op("Add", clipped, op.constant(bias.reach))
+        found = op("Gather", self._weights["position_bias.table"], rows)  # [B or 1, S, T, H]
+        return op("Transpose", found, perm=[0, 3, 1, 2])
+
+    def _plain(self, q: ir.Value, k: ir.Value, v: ir.Value, bias: ir.Value | None) -> ir.Graph:
+        """Return the branch without masks and without weights; causal as the layer is."""
+        config, op = self._config, Operators()
+        mask, options = bias, self._options()
+        if config.causal and config.extra_keys:
+            # `is_causal` would hide the extra keys.
+            mask = self._masked(op, self._causal_mask(op, q), bias)
+        elif config.causal:
+            options["is_causal"] = 1
+        short = Operators() if self._has_runtime_operator() else op
+        concat = short("Attention", q, k, v, mask, **options)
+        if short is not op:
+            long = Operators()
+            attributes = {"num_heads": config.num_heads, "scale": config.logit_scale}
+            fused = long.op("MultiHeadAttention", [q, k, v], attributes, domain=_RUNTIME)
+            is_long = op("GreaterOrEqual", op.sizes(k, 1, 2), op.constant([LONG]))
+            concat = op(
+                "If",
+                is_long,
+                then_branch=_branch("long", long, [fused]),
+                else_branch=_branch("short", short, [concat]),
+            )
+        # Never fetched; a constant shape here would be taken for that of the real weights.
+        nothing = op("ConstantOfShape", op("Shape", self._inputs[PAIR_MASK]))
+        extra = [op("Identity", nothing)] if config.extra_keys else []
+        return _branch("plain", op, [concat, nothing, *extra])
+
+    def _options(self) -> dict[str, int | float]:
+        """Return the attributes of `Attention`."""
+        config = self._config
+        options = {"q_num_heads": config.num_heads, "kv_num_heads": config.num_kv_heads}
+        numbers = {"scale": config.scale, "softcap": config.softcap}
+        return options | {name: value for name, value in numbers.items() if value is not None}
+
+    def _has_runtime_operator(self) -> bool:
+        """Say whether onnxruntime's `MultiHeadAttention` computes this layer's plain branch."""
+        config = self._config
+        return (
+            config.num_heads == config.num_kv_heads
+            and not config.causal
+            and config.softcap is None
+            and config.position_bias is None
+            and "sink" not in config.extra_keys
+        )
+
+    def _full(self, q: ir.Value, k: ir.Value, v: ir.Value, bias: ir.Value | None) -> ir.Graph:
+        """Return the branch that takes masks and gives the weights."""
+        config, op = self._config, Operators()
+        mask = self._masked(op, self._inputs[PAIR_MASK], bias)
+        all_heads, _, _, weights = op.op_multi_out(
+            "Attention",
+            [q, k, v, mask],
+            self._options() | {"qk_matmul_output_mode": 3},  # after softmax
+            num_outputs=4,
+        )
+        heads = op("Reshape", all_heads, op.constant([0, 0, config.num_heads, -1]))
+        factors = op("Unsqueeze", self._inputs[HEAD_MASK], op.constant([1, 3]))
+        concat = op("Reshape", op("Mul", heads, factors), op.constant([0, 0, -1]))
+        if not config.extra_keys:
+            return _branch("full", op, [concat, weights])
+        keys, end = self._key_length(op), op.constant([np.iinfo(np.int64).max])
+        real = op("Slice", weights, op.constant([0]), keys, op.constant([-1]))
+        extra = op("Slice", weights, keys, end, op.constant([-1]))
+        return _branch("full", op, [concat, real, extra])
+
+    def _masked(self, op: Operators, mask: ir.Value, bias: ir.Value | None) -> ir.Value:
+        """Return a mask [B or 1, H or 1, S, T] as `Attention` takes it, with the logits' bias."""
+        count = len(self._config.extra_keys)
+        if count:
+            shape = op.join(op.sizes(mask, 0, 3), op.constant([count]), axis=0)
+            mask = op.join(mask, op("Expand", op.constant(True, np.bool_), shape), axis=-1)
+        return mask if bias is None else op("Where", mask, bias, op.constant(-np.inf, np.float32))
+
+    def _causal_mask(self, op: Operators, q: ir.Value) -> ir.Value:
+        """Return where key t <= query s, [1, 1, S, S]."""
+        length = op("Squeeze", op.sizes(q, 1, 2))
+        steps = op("Range", op.constant(0), length, op.constant(1))
+        queries = op("Unsqueeze", steps, op.constant([0, 1, 3]))
+        return op("GreaterOrEqual", queries, op("Unsqueeze", steps, op.constant([0, 1, 2])))
 
 
-def _declare_branches(graph: onnx.GraphProto) -> None:
-    """Write down the type of what the branches give: onnx does not know the runtime's operator."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            for output in attribute.g.output:
-                output.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            _declare_branches(attribute.g)
-
-
-def _export(layer: MultiHeadAttention) -> onnx.ModelProto:
-    config = layer.config
-    example = _example(config)
-    axes = {tensor.name: tensor.axes for tensor in graph_inputs(config)}
-    program = torch.onnx.export(
-        _Exportable(layer).eval(),
-        tuple(example.values()),
-        dynamo=True,
-        opset_version=OPSET,
-        input_names=list(example),
-        output_names=[OUTPUT, ATTENTION_WEIGHTS],
-        dynamic_shapes=_dynamic_shapes(axes),
-        verbose=False,
-    )
-    if program is None:  # pragma: no cover (its type allows it; without a file it never is)
-        raise RuntimeError("torch.onnx.export returned nothing")
-    return program.model_proto
-
-
-def _dynamic_shapes(axes: dict[str, tuple[str | int, ...]]) -> tuple[Any, ...]:
-    """Name every free axis; the layer's `*rest` takes all but the first input as one tuple."""
-    named = [
-        {i: axis for i, axis in enumerate(own) if isinstance(axis, str)} for own in axes.values()
-    ]
-    return (named[0], tuple(named[1:]))
-
-
-def _example(config: LayerConfig) -> dict[str, Tensor]:
-    """Return one input of each kind; no two free axes share a size, and none is 0 or 1."""
-    rows, length, keys = 2, 3, 5 if config.is_cross else 3
-    memory = (
-        {} if config.memory_dim is None else {MEMORY: torch.zeros(rows, keys, config.memory_dim)}
-    )
-    return {
-        EMBEDDINGS: torch.zeros(rows, length, config.embed_dim),
-        **memory,
-        PAIR_MASK: torch.ones(4, 6, 7, 8, dtype=torch.bool),
-        HEAD_MASK: torch.ones(9, config.num_heads),
-        PLAIN: torch.tensor(True),
-    }
-
-
-@contextlib.contextmanager
-def _captured_warnings() -> Iterator[list[str]]:
-    """Collect what the exporter warns of, so that it is shown and not lost."""
-    messages: list[str] = []
-    # It reports every torchvision operator that it does without; none is used here.
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
-    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("always")
-        # torch's own use of what torch deprecates says nothing about the layer.
-        warnings.simplefilter("ignore", category=FutureWarning)
-        warnings.simplefilter("ignore", category=DeprecationWarning)
-        yield messages
-    messages.extend(dict.fromkeys(str(entry.message).splitlines()[0] for entry in caught))
+def _branch(name: str, op: Operators, outputs: list[ir.Value]) -> ir.Graph:
+    """Return the nodes as a branch that gives these outputs."""
+    # A name is given once in a graph and all of its branches.
+    values = [value for node in op.nodes for value in node.outputs]
+    for i, value in enumerate(values):
+        value.name = f"{name}_{i}"
+    for value in outputs:
+        # onnx does not infer types through operators of the runtime.
+        value.dtype = ir.DataType.FLOAT
+    return ir.Graph([], outputs, nodes=op.nodes, name=name)

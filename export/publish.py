@@ -11,23 +11,30 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.numpy import save
 
+from export.check_file import Check, pass_check, read_check
 from export.errors import ExportRefused
-from export.gate import Cell, GateFailed, Report, pass_gate
-from export.graph import read_state, write_graph
+from export.format1 import read_spec as read_format1
+from export.gate import GateFailed, Report, ask_layer, pass_gate
+from export.graph import write_graph
+from export.grid import Cell, proof_of
 from export.processor import processor
-from export.sources import Source, SourceInvalid, from_state
+from export.sources import Source, SourceInvalid
+from export.weights_file import read_spec
 from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
+    EXTRA_WEIGHTS,
     FP32_TOLERANCE,
     GOLDEN_FILE,
     GRAPH_FILE,
@@ -35,6 +42,7 @@ from service.contract import (
     MEMORY,
     OUTPUT,
     PLAIN_OUTPUT,
+    VALUE_MEMORY,
     WEIGHTS_FILE,
     FileEntry,
     Manifest,
@@ -50,7 +58,7 @@ from service.inference.artifact import (
     read_graph,
 )
 from service.inference.calls import Inputs
-from service.inference.engine import OnnxEngine
+from service.inference.engine import Engine, OnnxEngine
 from service.inference.parity import absolute_error, relative_error
 
 _GOLDEN_SEED = 20260102
@@ -85,33 +93,41 @@ def publish(
     name: str,
     *,
     threads: int = 1,
+    checks: Sequence[Path] = (),
     on_cell: Callable[[Cell | None, float], None] = lambda cell, share: None,
-    on_warning: Callable[[str], None] = lambda text: None,
 ) -> Artifact:
     """
     Return the layer as the next version of `name` in `repository`, proven.
 
-    For `on_cell` see `pass_gate`; `on_warning` is called with each warning of PyTorch's exporter.
+    Once the weights are written, those of `source` are let go of: a caller who does not hold
+    them either has the layer in memory once, not twice.
+
+    `checks` are files with calls of the caller's and their answers (export/check_file.py), which
+    the layer must meet, too; for `on_cell` see `pass_gate`.
 
     Raises:
+        SourceInvalid: a check is no call to this layer.
         GateFailed: the artifact does not answer as the layer does; nothing is
             visible in the repository.
         PublishRefused: no version is left, or the repository cannot be written to.
     """
-    _next_version(repository, name)  # before minutes of proof
+    calls = [read_check(file, source.config) for file in checks]  # before minutes of proof
+    _next_version(repository, name)
     with _written(repository), _staging(repository) as staging:
-        for text in write_graph(source.layer, staging / GRAPH_FILE):
-            on_warning(text)
+        write_graph(source.spec, staging / GRAPH_FILE)
         try:
             graph = read_graph(staging / GRAPH_FILE)
+            # From here on the weights are in memory once, as they were written.
+            source = _as_written(source, graph)
             engine = OnnxEngine(graph, source.config, threads=threads)
         except ArtifactUnreadable as error:
             raise GateFailed(str(error)) from error
-        report = pass_gate(engine, source, on_cell=on_cell)
+        report = _proven(engine, source, calls, on_cell)
         _write_golden(source, staging / GOLDEN_FILE, report.input_scale)
         version = _next_version(repository, name)
         manifest = _manifest(source, report, _entries(graph, staging), name, version, threads)
         target = make_visible(staging, repository, manifest)
+    del engine, graph, source  # their memory holds the weights twice; the artifact is read anew
     return read_artifact(target)
 
 
@@ -119,26 +135,60 @@ def verify(
     path: Path,
     *,
     threads: int = 1,
+    checks: Sequence[Path] = (),
     on_cell: Callable[[Cell | None, float], None] = lambda cell, share: None,
 ) -> Verified:
     """
     Repeat every check on a published artifact, with the weights that are in it.
 
+    For `checks` and `on_cell` see `publish`.
+
     Raises:
+        SourceInvalid: a check is no call to this layer.
         ArtifactUnreadable: a file is missing or altered, or the signature differs.
         GateFailed: the artifact does not answer as its weights say.
     """
     artifact = read_artifact(path)
     layer = artifact.manifest.layer
+    calls = [read_check(file, layer) for file in checks]
     engine = OnnxEngine(artifact.graph, layer, threads=threads)
     try:
-        state = read_state(artifact.graph, layer)
-        source = from_state(state, layer.num_heads, origin=dict(artifact.manifest.source))
+        read = read_format1 if artifact.manifest.format == 1 else read_spec
+        source = Source(read(artifact.graph, layer), dict(artifact.manifest.source))
     except (ValueError, SourceInvalid) as error:
         raise GateFailed(f"{artifact.graph.path}: {error}") from error
     _check_golden(artifact, source)
-    report = pass_gate(engine, source, on_cell=on_cell)
+    report = _proven(engine, source, calls, on_cell)
     return Verified(artifact.manifest, report.rows, _proven_on(threads), _versions())
+
+
+def _as_written(source: Source, graph: Graph) -> Source:
+    """
+    Return the source with views of the graph's weights in place of its tensors.
+
+    Raises:
+        GateFailed: a number that was written is another.
+    """
+    try:
+        spec = read_spec(graph, source.config)
+    except (ValueError, SourceInvalid) as error:
+        raise GateFailed(f"{graph.path}: {error}") from error
+    for name, tensor in source.spec.tensors.items():
+        if not torch.equal(spec.tensors[name], tensor):
+            raise GateFailed(f"{graph.path}: {name} was not written as it is")
+    return dataclasses.replace(source, spec=spec)
+
+
+def _proven(
+    engine: Engine,
+    source: Source,
+    calls: Sequence[Check],
+    on_cell: Callable[[Cell | None, float], None],
+) -> Report:
+    """Return the gate's report with the caller's checks; these first, since they are quick."""
+    rows = [pass_check(engine, call) for call in calls]
+    report = pass_gate(engine, source, on_cell=on_cell)
+    return dataclasses.replace(report, rows=(*report.rows, *rows))
 
 
 def make_visible(staging: Path, repository: Path, manifest: Manifest) -> Path:
@@ -268,14 +318,16 @@ def _manifest(
         parity=report.rows,
         files=files,
         source=source.origin,
+        tensors=source.tensors,
         versions=_versions(),
+        proof=proof_of(source.config),
         proven_on=_proven_on(threads),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
 
 def _versions() -> dict[str, str]:
-    packages = ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "headwise")
+    packages = ("torch", "onnx", "onnxruntime", "onnx-ir", "numpy", "headwise")
     return {package: importlib.metadata.version(package) for package in packages}
 
 
@@ -286,51 +338,57 @@ def _proven_on(threads: int) -> dict[str, str | int]:
 def _write_golden(source: Source, path: Path, scale: float) -> None:
     """Write an input and the PyTorch layer's answer, masked and plain, to a safetensors file."""
     random, config = np.random.default_rng(_GOLDEN_SEED), source.config
-    rows, length, keys = 2, 5, 4 if config.is_cross else 5
-    shapes = {EMBEDDINGS: (rows, length, config.embed_dim)}
-    if config.memory_dim is not None:
-        shapes[MEMORY] = (rows, keys, config.memory_dim)
+    rows, length = 2, min(5, config.max_positions or 5)
+    keys = 4 if config.is_cross else length
+    shapes = {
+        EMBEDDINGS: (length, config.embed_dim),
+        MEMORY: (keys, config.memory_dim),
+        VALUE_MEMORY: (keys, config.value_memory_dim),
+    }
     tensors = {
-        name: (scale * random.standard_normal(shape)).astype(np.float32)
-        for name, shape in shapes.items()
+        name: (scale * random.standard_normal((rows, size, width))).astype(np.float32)
+        for name, (size, width) in shapes.items()
+        if width is not None
     }
     attend_mask = np.ones((rows, keys), np.bool_)
     attend_mask[1, 2:] = False
-    inputs = Inputs(tensors[EMBEDDINGS], tensors.get(MEMORY), attend_mask)
+    inputs = Inputs(
+        tensors[EMBEDDINGS],
+        tensors.get(MEMORY),
+        attend_mask,
+        causal=config.causal,
+        value_memory=tensors.get(VALUE_MEMORY),
+    )
     golden = {**tensors, ATTEND_MASK: attend_mask, **_answers(source, inputs)}
     # The library writes an array's memory as it lies, whatever its order.
     path.write_bytes(save({name: np.ascontiguousarray(array) for name, array in golden.items()}))
 
 
-def _answers(source: Source, inputs: Inputs) -> dict[str, np.ndarray]:
-    embeddings = torch.from_numpy(inputs.embeddings)
-    memory = None if inputs.memory is None else torch.from_numpy(inputs.memory)
-    mask = None if inputs.attend_mask is None else torch.from_numpy(inputs.attend_mask)
-    with torch.no_grad():
-        plain, _ = source.layer(embeddings, memory)
-        output, weights = source.layer(embeddings, memory, attend_mask=mask)
-    answers = {PLAIN_OUTPUT: plain, OUTPUT: output, ATTENTION_WEIGHTS: weights}
-    return {name: tensor.numpy() for name, tensor in answers.items()}
+def _answers(source: Source, inputs: Inputs) -> dict[str, npt.NDArray[Any]]:
+    plain, _ = ask_layer(source.layer, dataclasses.replace(inputs, attend_mask=None))
+    output, weights = ask_layer(source.layer, inputs)
+    answers = {PLAIN_OUTPUT: plain, OUTPUT: output}
+    keys = weights.shape[-1] - len(source.config.extra_keys)
+    answers[ATTENTION_WEIGHTS] = weights[..., :keys]
+    if source.config.extra_keys:
+        answers[EXTRA_WEIGHTS] = weights[..., keys:]
+    return answers
 
 
 def _check_golden(artifact: Artifact, source: Source) -> None:
     golden = artifact.golden
     try:
-        answers = _answers(source, Inputs(golden.embeddings, golden.memory, golden.attend_mask))
+        answers = _answers(source, golden.inputs(source.config))
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise GateFailed(f"golden input: the layer refuses it: {reason}") from error
-    kept = {
-        PLAIN_OUTPUT: golden.plain_output,
-        OUTPUT: golden.output,
-        ATTENTION_WEIGHTS: golden.attention_weights,
-    }
+    kept = golden.answers
     for name, answer in answers.items():
         if kept[name].shape != answer.shape:
             raise GateFailed(
                 f"golden {name}: expected shape {list(answer.shape)}, got {list(kept[name].shape)}"
             )
-        measure = absolute_error if name == ATTENTION_WEIGHTS else relative_error
-        difference = measure(kept[name], answer)
+        is_output = name in (OUTPUT, PLAIN_OUTPUT)
+        difference = (relative_error if is_output else absolute_error)(kept[name], answer)
         if not difference <= FP32_TOLERANCE:
             raise GateFailed(f"golden {name}: differs from the layer by {difference:.3g}")

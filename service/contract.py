@@ -4,8 +4,8 @@ What exporter and service agree on: tensor names, graph signature, manifest.
 Only the standard library is known here, so that either side can read an
 artifact's description without its runtime.
 
-Axes: B batch, S query length, T key length (= S for self-attention),
-E embed_dim, M memory width, H heads.
+Axes: B batch, S query length, T key length (= S for self-attention), n extra keys,
+E embed_dim, M memory width, M_v value memory width, H heads, K key/value heads, D head_dim.
 """
 
 import dataclasses
@@ -14,20 +14,36 @@ import re
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
+from service.layer_config import STRICT, LayerConfig
+
 EMBEDDINGS: Final = "embeddings"
 MEMORY: Final = "memory"
+VALUE_MEMORY: Final = "value_memory"
+POSITIONS: Final = "positions"
 ATTEND_MASK: Final = "attend_mask"
 PAIR_MASK: Final = "pair_mask"
 HEAD_MASK: Final = "head_mask"
 OUTPUT: Final = "output"
 ATTENTION_WEIGHTS: Final = "attention_weights"
+EXTRA_WEIGHTS: Final = "extra_weights"
 
 PLAIN: Final = "plain"
-"""Graph input only: true takes the path without masks and weights."""
-
-FORMAT: Final = 1
 """
-The manifest format that this code writes and reads.
+Graph input only: true takes the path without masks and weights, on which the layer is causal if
+its configuration says so.
+"""
+
+LAYER_METADATA: Final = "headwise.layer"
+"""
+The graph's own word on which layer it is: `LayerConfig.to_json` among its metadata.
+
+Parts of a configuration are computed outside the graph (windows, causal masks), so that a manifest
+with another one would be answered wrongly.  Graphs of format 1 have none.
+"""
+
+FORMAT: Final = 2
+"""
+The manifest format that this code writes; it reads this and format 1.
 
 It rises when a manifest of the old form would be misread.  A field that is only added has a
 default instead, so that older manifests are still read; an older reader refuses the field by name.
@@ -52,9 +68,6 @@ NAME_PATTERN: Final = "[a-z0-9][a-z0-9._-]{0,62}"
 VERSION_PATTERN: Final = "[1-9][0-9]{0,8}"
 MAX_VERSION: Final = 999_999_999
 
-_STRICT: Final = {"extra": "forbid", "strict": True}
-"""How pydantic, which this file does not import, must read the dataclasses below."""
-
 
 def is_valid_name(name: str) -> bool:
     """Say whether `name` may name an artifact: `[a-z0-9][a-z0-9._-]{0,62}`, not `…-weights`."""
@@ -67,58 +80,11 @@ def is_valid_version(version: str) -> bool:
 
 
 @dataclass(frozen=True)
-class LayerConfig:
-    """
-    The shape of one attention layer.
-
-    Raises:
-        ValueError: the numbers contradict each other.
-    """
-
-    __pydantic_config__: ClassVar = _STRICT
-
-    embed_dim: int
-    num_heads: int
-    memory_dim: int | None = None
-    """Width M of `memory`; None = self-attention."""
-    bias: bool = True
-
-    def __post_init__(self) -> None:
-        if self.embed_dim < 1 or self.num_heads < 1:
-            raise ValueError(
-                "embed_dim and num_heads: expected positive integers,"
-                f" got {self.embed_dim} and {self.num_heads}"
-            )
-        if self.embed_dim % self.num_heads:
-            raise ValueError(
-                f"embed_dim: expected a multiple of num_heads {self.num_heads},"
-                f" got {self.embed_dim}"
-            )
-        if self.memory_dim is not None and self.memory_dim < 1:
-            raise ValueError(f"memory_dim: expected a positive integer, got {self.memory_dim}")
-
-    @property
-    def head_dim(self) -> int:
-        """The width d_k of one head."""
-        return self.embed_dim // self.num_heads
-
-    @property
-    def token_width(self) -> int:
-        """How many numbers a token of the embeddings or of the memory has at most."""
-        return max(self.embed_dim, self.memory_dim or 0)
-
-    @property
-    def is_cross(self) -> bool:
-        """True when keys and values come from `memory`."""
-        return self.memory_dim is not None
-
-
-@dataclass(frozen=True)
 class GraphTensor:
     """One input or output of the ONNX graph; a named axis is free, a number is fixed."""
 
     name: str
-    dtype: Literal["float32", "bool"]
+    dtype: Literal["float32", "bool", "int64"]
     axes: tuple[str | int, ...]
 
 
@@ -126,19 +92,22 @@ def graph_inputs(layer: LayerConfig) -> tuple[GraphTensor, ...]:
     """
     List what the graph of `layer` must take, in order.
 
-    The graph's one mask is the ASGI path; the engine folds `attend_mask` and
-    `causal` into it.  While `plain` is true neither mask is looked at, so any
-    shape will do.
+    The graph has one mask; the engine folds `attend_mask`, `causal` and the window into it.  While
+    `plain` is true neither mask is looked at, so any shape will do.  `positions` has one row for
+    all sequences, or one for each.
     """
     keys = "key_length" if layer.is_cross else "length"
-    memory = (
-        (GraphTensor(MEMORY, "float32", ("batch", keys, layer.memory_dim)),)
-        if layer.memory_dim is not None
-        else ()
-    )
+    optional = []
+    if layer.memory_dim is not None:
+        optional.append(GraphTensor(MEMORY, "float32", ("batch", keys, layer.memory_dim)))
+    if layer.value_memory_dim is not None:
+        axes = ("batch", keys, layer.value_memory_dim)
+        optional.append(GraphTensor(VALUE_MEMORY, "float32", axes))
+    if layer.takes_positions:
+        optional.append(GraphTensor(POSITIONS, "int64", ("position_rows", "length")))
     return (
         GraphTensor(EMBEDDINGS, "float32", ("batch", "length", layer.embed_dim)),
-        *memory,
+        *optional,
         GraphTensor(PAIR_MASK, "bool", ("mask_batch", "mask_heads", "mask_length", "mask_keys")),
         GraphTensor(HEAD_MASK, "float32", ("mask_rows", layer.num_heads)),
         GraphTensor(PLAIN, "bool", ()),
@@ -148,9 +117,12 @@ def graph_inputs(layer: LayerConfig) -> tuple[GraphTensor, ...]:
 def graph_outputs(layer: LayerConfig) -> tuple[GraphTensor, ...]:
     """List what the graph of `layer` must give, in order."""
     keys = "key_length" if layer.is_cross else "length"
+    weights = ("batch", layer.num_heads, "length")
+    extra = GraphTensor(EXTRA_WEIGHTS, "float32", (*weights, len(layer.extra_keys)))
     return (
         GraphTensor(OUTPUT, "float32", ("batch", "length", layer.embed_dim)),
-        GraphTensor(ATTENTION_WEIGHTS, "float32", ("batch", layer.num_heads, "length", keys)),
+        GraphTensor(ATTENTION_WEIGHTS, "float32", (*weights, keys)),
+        *([extra] if layer.extra_keys else []),
     )
 
 
@@ -158,7 +130,7 @@ def graph_outputs(layer: LayerConfig) -> tuple[GraphTensor, ...]:
 class FileEntry:
     """How one file of an artifact must look."""
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
 
     sha256: str
     size_bytes: int
@@ -168,7 +140,7 @@ class FileEntry:
 class ParityRow:
     """One cell of the publishing gate: how far the served answer was from one reference."""
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
 
     batch: int
     length: int
@@ -185,7 +157,7 @@ class ParityRow:
 class Manifest:
     """An artifact's description of itself."""
 
-    __pydantic_config__: ClassVar = _STRICT
+    __pydantic_config__: ClassVar = STRICT
 
     name: str
     version: int
@@ -204,7 +176,16 @@ class Manifest:
     """UTC, ISO 8601."""
     proven_on: dict[str, str | int] = field(default_factory=dict)
     """The processor and threads of the proof; empty = made before this was recorded."""
-    format: Literal[1] = FORMAT
+    tensors: tuple[str, ...] = ()
+    """The names of the source's tensors that the layer was made of."""
+    proof: Literal["whole", "reduced"] = "whole"
+    """Which grid the parity rows are of: weights above 1 GB have fewer and smaller cells."""
+    format: Literal[1, 2] = FORMAT
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tolerance <= FP32_TOLERANCE:
+            expected = f"more than 0, at most {FP32_TOLERANCE:g}"
+            raise ValueError(f"tolerance: expected {expected}, got {self.tolerance:g}")
 
     @property
     def worst_output_error(self) -> float:

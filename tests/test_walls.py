@@ -39,12 +39,14 @@ ROOMS = [
     room("service.__main__", "fastapi", "starlette", "uvicorn"),
     room(
         "export",
-        *("numpy", "onnx", "onnxscript", "rich", "safetensors", "torch"),
+        *("numpy", "onnx", "onnx_ir", "rich", "safetensors", "torch"),
         # Artifacts are proven by the engine that serves them.
         modules={
             "service",
             "service.contract",
             "service.errors",
+            "service.host.malloc",
+            "service.layer_config",
             "service.host.memory_limit",
             "service.inference.artifact",
             "service.inference.calls",

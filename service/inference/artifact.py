@@ -10,6 +10,7 @@ the golden answers); does not know what runs the graph.
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
+    EXTRA_WEIGHTS,
     FORMAT,
     GOLDEN_FILE,
     GRAPH_FILE,
@@ -37,6 +39,7 @@ from service.contract import (
     NAME_PATTERN,
     OUTPUT,
     PLAIN_OUTPUT,
+    VALUE_MEMORY,
     WEIGHTS_FILE,
     FileEntry,
     Manifest,
@@ -44,8 +47,11 @@ from service.contract import (
     is_valid_version,
 )
 from service.errors import ArtifactUnreadable
+from service.inference.calls import Inputs
+from service.layer_config import PROJECTIONS, LayerConfig
 
 _MANIFEST = TypeAdapter(Manifest)
+_LAYER = TypeAdapter(LayerConfig)
 
 _MAX_MANIFEST_BYTES: Final = 16 * 2**20
 """A thousand times what the exporter writes: the manifest says how large the other files are."""
@@ -64,6 +70,30 @@ class Golden:
     """With the mask."""
     attention_weights: npt.NDArray[np.float32]
     """With the mask."""
+    value_memory: npt.NDArray[np.float32] | None = None
+    extra_weights: npt.NDArray[np.float32] | None = None
+    """With the mask; None = the layer has no extra keys."""
+
+    def inputs(self, layer: LayerConfig, *, masked: bool = True) -> Inputs:
+        """Return the input as the layer's default call, with the mask or without."""
+        return Inputs(
+            self.embeddings,
+            self.memory,
+            self.attend_mask if masked else None,
+            causal=layer.causal,
+            value_memory=self.value_memory,
+        )
+
+    @property
+    def answers(self) -> dict[str, npt.NDArray[np.float32]]:
+        """What the layer answered, by the names in the file."""
+        answers = {
+            PLAIN_OUTPUT: self.plain_output,
+            OUTPUT: self.output,
+            ATTENTION_WEIGHTS: self.attention_weights,
+        }
+        extra = self.extra_weights
+        return answers if extra is None else answers | {EXTRA_WEIGHTS: extra}
 
 
 @dataclass(frozen=True)
@@ -109,7 +139,7 @@ def read_artifact(path: Path) -> Artifact:
     return Artifact(
         path,
         manifest,
-        _parse_golden(path / GOLDEN_FILE, golden),
+        _parse_golden(path / GOLDEN_FILE, golden, manifest.layer),
         Graph(path / GRAPH_FILE, model, weights),
     )
 
@@ -166,7 +196,7 @@ def _read_manifest(path: Path) -> Manifest:
             )
         text = content.read(_MAX_MANIFEST_BYTES)
     try:
-        manifest = _MANIFEST.validate_json(text)
+        manifest = _MANIFEST.validate_json(_with_todays_names(text))
     except ValidationError as error:
         raise ArtifactUnreadable(f"{file}: {_first_problem(error)}") from error
     if not is_valid_name(manifest.name):
@@ -174,12 +204,44 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def _with_todays_names(text: bytes) -> bytes:
+    """
+    Return a manifest of format 1 with its `bias` as the `biases` of format 2.
+
+    Any other is returned as it is, also one that is malformed: reading it says how.
+    """
+    try:
+        values = json.loads(text)
+        if values["format"] != 1 or not isinstance(values["layer"]["bias"], bool):
+            return text
+        values["layer"]["biases"] = PROJECTIONS if values["layer"].pop("bias") else ()
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return text
+    return json.dumps(values).encode()
+
+
+def check_types(layer: LayerConfig) -> None:
+    """
+    Return when a manifest of this configuration can be read again.
+
+    Raises:
+        ValueError: a value is of another type than its field.
+    """
+    try:
+        _LAYER.validate_json(layer.to_json())
+    except ValidationError as error:
+        raise ValueError(_first_problem(error)) from None
+    except TypeError as error:  # nothing that JSON has
+        raise ValueError(str(error)) from None
+
+
 def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    if where == "format":
-        return f"format: this version reads format {FORMAT} only; export the layer again"
-    return f"{where}: {problem['msg']}" if where else problem["msg"]
+    problems = error.errors(include_url=False, include_input=False)
+    if any(problem["loc"] == ("format",) for problem in problems):  # which explains all others
+        return f"format: this version reads formats 1 to {FORMAT}; export the layer again"
+    where = ".".join(str(part) for part in problems[0]["loc"])
+    words = problems[0]["msg"].removeprefix("Value error, ")
+    return f"{where}: {words}" if where else words
 
 
 @contextlib.contextmanager
@@ -271,14 +333,17 @@ def _check_further_file(path: Path, name: str, entry: FileEntry) -> None:
     _check_digest(file, entry, digest)
 
 
-def _parse_golden(file: Path, content: bytes) -> Golden:
+def _parse_golden(file: Path, content: bytes, layer: LayerConfig) -> Golden:
     try:
         tensors = load(content)
     except SafetensorError as error:
         raise ArtifactUnreadable(f"{file}: expected safetensors: {error}") from error
     except (KeyError, AttributeError) as error:  # a type that numpy lacks
         raise ArtifactUnreadable(f"{file}: expected float32 and bool, found {error}") from error
-    floats = (EMBEDDINGS, PLAIN_OUTPUT, OUTPUT, ATTENTION_WEIGHTS)
+    floats = [EMBEDDINGS, PLAIN_OUTPUT, OUTPUT, ATTENTION_WEIGHTS]
+    floats += [MEMORY] if layer.is_cross else []
+    floats += [VALUE_MEMORY] if layer.value_memory_dim is not None else []
+    floats += [EXTRA_WEIGHTS] if layer.extra_keys else []
     dtypes = dict.fromkeys(floats, np.float32) | {ATTEND_MASK: np.bool_}
     for name, dtype in dtypes.items():
         if name not in tensors or tensors[name].dtype != dtype:
@@ -290,4 +355,6 @@ def _parse_golden(file: Path, content: bytes) -> Golden:
         plain_output=tensors[PLAIN_OUTPUT],
         output=tensors[OUTPUT],
         attention_weights=tensors[ATTENTION_WEIGHTS],
+        value_memory=tensors.get(VALUE_MEMORY),
+        extra_weights=tensors.get(EXTRA_WEIGHTS),
     )

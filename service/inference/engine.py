@@ -14,7 +14,7 @@ import io
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol
 
 # Before the import: the runtime decides on its telemetry when it is loaded.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -24,16 +24,17 @@ import numpy.typing as npt
 import onnxruntime
 
 from service.contract import (
-    ATTENTION_WEIGHTS,
     EMBEDDINGS,
     HEAD_MASK,
+    LAYER_METADATA,
     MEMORY,
     OUTPUT,
     PAIR_MASK,
     PLAIN,
+    POSITIONS,
+    VALUE_MEMORY,
     WEIGHTS_FILE,
     GraphTensor,
-    LayerConfig,
     graph_inputs,
     graph_outputs,
 )
@@ -47,6 +48,7 @@ from service.inference.artifact import Graph
 from service.inference.calls import Bools, Floats, Inputs, Outputs
 from service.inference.cuda import check_cuda
 from service.inference.nonfinite import spoilt
+from service.layer_config import LayerConfig
 from service.threads import ADVICE
 
 Provider = Literal["cpu", "cuda"]
@@ -54,9 +56,10 @@ Provider = Literal["cpu", "cuda"]
 RUNTIME_VERSION: Final[str] = onnxruntime.__version__
 
 _PROVIDER_NAMES: Final = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-_DTYPES: Final[dict[str, Literal["float32", "bool"]]] = {
+_DTYPES: Final[dict[str, Literal["float32", "bool", "int64"]]] = {
     "tensor(float)": "float32",
     "tensor(bool)": "bool",
+    "tensor(int64)": "int64",
 }
 _SPIN_US: Final = 500
 """
@@ -141,8 +144,11 @@ class OnnxEngine:
         if concurrent_runs > 1:
             share = max(1, threads // concurrent_runs)
             self._concurrent_session = _open_session(graph, provider, share, spin_us=0)
+        self._names = [tensor.name for tensor in graph_outputs(layer)]
         check_signature(self.inputs(), graph_inputs(layer), f"{graph.path}: input")
         check_signature(self.outputs(), graph_outputs(layer), f"{graph.path}: output")
+        described = self._session.get_modelmeta().custom_metadata_map.get(LAYER_METADATA)
+        check_layer(described, layer, str(graph.path))
 
     def inputs(self) -> tuple[GraphTensor, ...]:
         """List what the graph really takes."""
@@ -157,29 +163,40 @@ class OnnxEngine:
     ) -> Outputs:
         """See `Engine.run`."""
         session = self._concurrent_session if concurrent else self._session
-        names = [OUTPUT, ATTENTION_WEIGHTS] if weights else [OUTPUT]
+        names = self._names if weights else [OUTPUT]
         found = None
         try:
-            mask = full_mask(inputs)
+            plain = not weights and self._is_plain(inputs)
+            mask = None if plain else full_mask(inputs, self.layer.window)
             if mask is not None or weights:  # else every query attends to every key
-                found = spoilt(inputs, mask)
-            feed = self._feed(found.inputs if found else inputs, mask, weights=weights)
+                found = spoilt(inputs, mask, extra_keys=bool(self.layer.extra_keys))
+            feed = self._feed(found.inputs if found else inputs, mask, plain=plain)
             results = session.run(names, feed, stop and stop.options)
         except Exception as error:
             # The runtime's exception classes share no base of their own.
             raise InferenceFailed("the runtime refused a batch") from error
-        output, *rest = (cast(Floats, result) for result in results)
-        outputs = Outputs(output, rest[0] if weights else None)
+        outputs = Outputs(*results) if weights else Outputs(results[0], None)
         return outputs if found is None else found.mark(outputs)
 
+    def _is_plain(self, inputs: Inputs) -> bool:
+        """Say whether the graph's path without masks answers this: the layer's default call."""
+        layer, length = self.layer, inputs.embeddings.shape[1]
+        return (
+            inputs.attend_mask is None
+            and inputs.pair_mask is None
+            and inputs.head_mask is None
+            and inputs.causal == layer.causal
+            and (layer.window is None or length <= layer.window)
+            # A key that is not finite would spoil the queries that it is hidden from.
+            and not (layer.causal and not np.isfinite(inputs.embeddings).all())
+        )
+
     def _feed(
-        self, inputs: Inputs, mask: Bools | None, *, weights: bool
+        self, inputs: Inputs, mask: Bools | None, *, plain: bool
     ) -> dict[str, npt.NDArray[Any]]:
-        rows = inputs.embeddings.shape[0]
-        plain = mask is None and inputs.head_mask is None and not weights
+        rows, length = inputs.embeddings.shape[:2]
         if mask is None:
-            length, keys = inputs.embeddings.shape[1], inputs.key_length
-            mask = _NO_PAIR_MASK if plain else np.ones((1, 1, length, keys), np.bool_)
+            mask = _NO_PAIR_MASK if plain else np.ones((1, 1, length, inputs.key_length), np.bool_)
         heads = (rows, self.layer.num_heads)
         feed: dict[str, npt.NDArray[Any]] = {
             EMBEDDINGS: inputs.embeddings,
@@ -191,28 +208,36 @@ class OnnxEngine:
         }
         if inputs.memory is not None:
             feed[MEMORY] = inputs.memory
+        if inputs.value_memory is not None:
+            feed[VALUE_MEMORY] = inputs.value_memory
+        if self.layer.takes_positions:
+            positions = inputs.positions
+            feed[POSITIONS] = np.arange(length)[None] if positions is None else positions
         return feed
 
 
-def full_mask(inputs: Inputs) -> Bools | None:
+def full_mask(inputs: Inputs, window: int | None = None) -> Bools | None:
     """
     Return the intersection of all masks as [B or 1, H or 1, S, T]; None = nothing is hidden.
 
-    `causal` keeps t <= s counted from the upper left, for S = T.
+    `causal` keeps t <= s counted from the upper left, `window` keeps |s - t| < window, for S = T.
     """
     mask = inputs.pair_mask
-    if inputs.causal:
-        shape = (inputs.embeddings.shape[1], inputs.key_length)
-        causal = np.tri(*shape, dtype=np.bool_)[None, None]
-        mask = causal if mask is None else mask & causal
+    length, keys = inputs.embeddings.shape[1], inputs.key_length
+    if inputs.causal or (window is not None and length > window):
+        near = np.tri(length, keys, 0 if inputs.causal else length, dtype=np.bool_)
+        if window is not None and length > window:
+            distances = np.arange(keys) - np.arange(length)[:, None]
+            near &= np.abs(distances) < window
+        mask = near[None, None] if mask is None else mask & near
     if inputs.attend_mask is not None:
-        keys = inputs.attend_mask[:, None, None, :]
+        attended = inputs.attend_mask[:, None, None, :]
         if mask is None:
             # The runtime does not broadcast a mask over queries, so S is spelt out.
-            rows, length = inputs.embeddings.shape[:2]
-            mask = np.array(np.broadcast_to(keys, (rows, 1, length, keys.shape[-1])))
+            rows = len(inputs.embeddings)
+            mask = np.array(np.broadcast_to(attended, (rows, 1, length, keys)))
         else:
-            mask = mask & keys
+            mask = mask & attended
     return mask
 
 
@@ -239,6 +264,23 @@ def check_signature(
             raise ArtifactUnreadable(
                 f"{where} {want.name} axes: expected {list(want.axes)}, found {list(have.axes)}"
             )
+
+
+def check_layer(described: str | None, layer: LayerConfig, where: str) -> None:
+    """
+    Return when a graph that describes itself so (see `LAYER_METADATA`) computes that layer.
+
+    Raises:
+        ArtifactUnreadable: it computes another one.
+    """
+    if described is None and layer.is_of_format_1:
+        return
+    if described != layer.to_json():
+        found = described or "nothing, as graphs of format 1, which compute the formula alone"
+        raise ArtifactUnreadable(
+            f"{where}: the graph is of another layer than the manifest: expected {layer.to_json()},"
+            f" found {found[:1000]}"
+        )
 
 
 def _signature(nodes: list[Any]) -> tuple[GraphTensor, ...]:

@@ -1,16 +1,23 @@
 """One version of an artifact, loaded: its engine, its queue, its warm-up."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.contract import LayerConfig, Manifest
+from service.contract import (
+    ATTENTION_WEIGHTS,
+    EXTRA_WEIGHTS,
+    OUTPUT,
+    PLAIN_OUTPUT,
+    Manifest,
+)
 from service.errors import ArtifactUnreadable, InferenceFailed
 from service.inference.artifact import Golden, read_artifact
 from service.inference.batcher import Batcher
-from service.inference.calls import Inputs
 from service.inference.engine import Engine, OnnxEngine, Provider
 from service.inference.parity import relative_error
+from service.layer_config import LayerConfig
 
 
 @dataclass(eq=False)
@@ -56,23 +63,42 @@ class Model:
         """Return which golden answer is not met, or None."""
         golden = self.golden
         plain = self.engine.run(
-            Inputs(golden.embeddings, golden.memory), weights=False, concurrent=concurrent
+            golden.inputs(self.layer, masked=False), weights=False, concurrent=concurrent
         )
-        masked = self.engine.run(
-            Inputs(golden.embeddings, golden.memory, golden.attend_mask),
-            weights=True,
-            concurrent=concurrent,
-        )
+        masked = self.engine.run(golden.inputs(self.layer), weights=True, concurrent=concurrent)
+        found = {
+            PLAIN_OUTPUT: plain.output,
+            OUTPUT: masked.output,
+            ATTENTION_WEIGHTS: masked.attention_weights,
+            EXTRA_WEIGHTS: masked.extra_weights,
+        }
         errors = {
-            "output without masks": relative_error(plain.output, golden.plain_output),
-            "output": relative_error(masked.output, golden.output),
-            "attention_weights": relative_error(masked.attention_weights, golden.attention_weights),
+            name: relative_error(found[name], answer) for name, answer in golden.answers.items()
         }
         tolerance = self.manifest.tolerance
         wrong = next((name for name, error in errors.items() if not error <= tolerance), None)
-        return wrong and (
-            f"golden answer: {wrong} differs by {errors[wrong]:.3g}, allowed {tolerance:g}"
-        )
+        if wrong is None:
+            return None
+        name = "output without masks" if wrong == PLAIN_OUTPUT else wrong
+        return f"golden answer: {name} differs by {errors[wrong]:.3g}, allowed {tolerance:g}"
+
+
+def _check_place(path: Path, manifest: Manifest) -> None:
+    """Return when an artifact of this manifest belongs at `<repository>/<name>/<version>`."""
+    name, version = path.parent.name, path.name
+    cures = []
+    if manifest.name != name:
+        cures.append(f'"name" to {json.dumps(name)}')
+    if str(manifest.version) != version:
+        cures.append(f'"version" to {version}')
+    if not cures:
+        return
+    back = "; to go back to a version, take those above it away instead"
+    raise ArtifactUnreadable(
+        f"{path}: expected a manifest of {name} version {version}, as its directories are named,"
+        f" got one of {manifest.name} version {manifest.version}; if it is a copy, change"
+        f" {' and '.join(cures)} in its manifest.json{back if manifest.name == name else ''}"
+    )
 
 
 def loader(
@@ -87,12 +113,7 @@ def loader(
     def load(path: Path) -> Model:
         artifact = read_artifact(path)
         manifest = artifact.manifest
-        if (manifest.name, str(manifest.version)) != (path.parent.name, path.name):
-            raise ArtifactUnreadable(
-                f"{path}: its manifest is of {manifest.name} version {manifest.version}; a copy"
-                ' needs its own "name" and "version" in manifest.json; to go back to a version,'
-                " take those above it away instead"
-            )
+        _check_place(path, manifest)
         engine = OnnxEngine(
             artifact.graph,
             manifest.layer,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from export.attention import MultiHeadAttention
-from export.formula import Formula
+from export.families.family import Attention
 from export.gate import formula_of
-from export.sources import Source, from_state, random_layer
+from export.layer_spec import LayerSpec
+from export.sources import Source, from_state
+from service.layer_config import LayerConfig
+from tests.support.specs import random_source
 
 Array = npt.NDArray[Any]
 
@@ -29,16 +31,25 @@ TOLERANCE = 1e-5
 ROWS, LENGTH, KEYS = 3, 5, 4
 """All different, so that no axis can be taken for another; KEYS is for a memory."""
 
-LAYERS: dict[str, dict[str, Any]] = {
-    "self": {"embed_dim": 8, "num_heads": 2},
-    "self without bias": {"embed_dim": 8, "num_heads": 2, "bias": False},
-    "one head": {"embed_dim": 8, "num_heads": 1},
-    "odd heads": {"embed_dim": 12, "num_heads": 3},
-    "heads of width 1": {"embed_dim": 4, "num_heads": 4},
-    "cross": {"embed_dim": 8, "num_heads": 2, "memory_dim": 6},
-    "cross without bias": {"embed_dim": 12, "num_heads": 3, "memory_dim": 5, "bias": False},
-    "cross of equal widths": {"embed_dim": 8, "num_heads": 2, "memory_dim": 8},
+LAYERS: dict[str, LayerConfig] = {
+    "self": LayerConfig(8, 2),
+    "self without bias": LayerConfig(8, 2, biases=()),
+    "one head": LayerConfig(8, 1),
+    "odd heads": LayerConfig(12, 3),
+    "heads of width 1": LayerConfig(4, 4),
+    "cross": LayerConfig(8, 2, memory_dim=6),
+    "cross without bias": LayerConfig(12, 3, memory_dim=5, biases=()),
+    "cross of equal widths": LayerConfig(8, 2, memory_dim=8),
+    "two memories": LayerConfig(8, 2, memory_dim=6, value_memory_dim=5),
+    "learned key": LayerConfig(8, 2, extra_keys=("learned",)),
+    "zero key": LayerConfig(8, 2, extra_keys=("zero",), biases=()),
+    "learned and zero keys of cross": LayerConfig(
+        12, 3, memory_dim=5, extra_keys=("learned", "zero")
+    ),
 }
+"""Every layer that nn.MultiheadAttention can be."""
+
+WITHOUT_EXTRA_KEYS = {name: config for name, config in LAYERS.items() if not config.extra_keys}
 
 
 def _padding(*kept: str) -> Array:
@@ -110,14 +121,16 @@ HEAD_MASKS: dict[str, Callable[[int], Array]] = {
 }
 
 
-def _combinations(*tables: dict[str, Callable[[int, int], dict[str, Any]]]) -> list[Any]:
+def _combinations(
+    layers: dict[str, LayerConfig], *tables: dict[str, Callable[[int, int], dict[str, Any]]]
+) -> list[Any]:
     """Return every layer with every mask that it takes."""
     return [
-        pytest.param(LAYERS[layer], make, id=f"{layer}, {name}")
-        for layer in LAYERS
+        pytest.param(config, make, id=f"{layer}, {name}")
+        for layer, config in layers.items()
         for table in tables
         for name, make in table.items()
-        if not ("causal" in name and "memory_dim" in LAYERS[layer])
+        if not ("causal" in name and config.is_cross)
     ]
 
 
@@ -129,6 +142,7 @@ class Call:
     embeddings: Array
     memory: Array | None
     masks: dict[str, Any]
+    value_memory: Array | None = None
 
     @property
     def allowed(self) -> Array:
@@ -147,52 +161,51 @@ class Call:
         return not (self.masks.get("causal") and key > query)
 
     def layer(self, **more: Any) -> tuple[Array, Array]:
-        """Return output and weights of our layer."""
+        """Return output and weights of our layer, those of extra keys last."""
         tensors = {
             name: torch.from_numpy(np.ascontiguousarray(mask)) if name != "causal" else mask
             for name, mask in (self.masks | more).items()
         }
         with torch.no_grad():
-            output, weights = self.source.layer(
-                torch.from_numpy(self.embeddings), self._memory(), **tensors
-            )
-        return output.numpy(), weights.numpy()
+            answer = self.source.layer(*self._tensors(), **tensors)
+        return answer.output.numpy(), torch.cat((answer.weights, answer.extra_weights), -1).numpy()
 
     def formula(self, **more: Any) -> tuple[Array, Array]:
-        """Return output and weights of the formula."""
-        answer = formula_of(self.source)(self.embeddings, self.memory, **(self.masks | more))
-        return answer.output, answer.weights
+        """Return output and weights of the formula, those of extra keys last."""
+        answer = formula_of(self.source)(
+            self.embeddings, self.memory, self.value_memory, **(self.masks | more)
+        )
+        return answer.output, np.concatenate((answer.weights, answer.extra_weights), -1)
 
     def torch(self, *, average: bool = False) -> tuple[Array, Array]:
         """Return output and weights of PyTorch's own layer, where true means ignore."""
-        query = torch.from_numpy(self.embeddings)
-        memory = self._memory()
+        query, memory, value_memory = self._tensors()
         keys = query if memory is None else memory
+        assert self.source.reference is not None
         with torch.no_grad():
             output, weights = self.source.reference(
                 query,
                 keys,
-                keys,
+                keys if value_memory is None else value_memory,
                 attn_mask=torch.from_numpy(~self.allowed).flatten(0, 1),
                 average_attn_weights=average,
             )
         return output.numpy(), weights.numpy()
 
-    def _memory(self) -> Tensor | None:
-        return None if self.memory is None else torch.from_numpy(self.memory)
+    def _tensors(self) -> list[Tensor | None]:
+        arrays = self.embeddings, self.memory, self.value_memory
+        return [None if array is None else torch.from_numpy(array) for array in arrays]
 
 
-def _call(
-    layer: dict[str, Any], make: Callable[[int, int], dict[str, Any]] = MASKS["none"]
-) -> Call:
-    source = random_layer(**layer, seed=SEED)
-    config, random = source.config, np.random.default_rng(SEED)
+def _call(config: LayerConfig, make: Callable[[int, int], dict[str, Any]] = MASKS["none"]) -> Call:
+    source, random = random_source(config, SEED), np.random.default_rng(SEED)
     embeddings = random.standard_normal((ROWS, LENGTH, config.embed_dim)).astype(np.float32)
-    memory = None
-    if config.memory_dim is not None:
-        memory = random.standard_normal((ROWS, KEYS, config.memory_dim)).astype(np.float32)
+    memory, value_memory = (
+        None if width is None else random.standard_normal((ROWS, KEYS, width)).astype(np.float32)
+        for width in (config.memory_dim, config.value_memory_dim)
+    )
     keys = LENGTH if memory is None else KEYS
-    return Call(source, embeddings, memory, make(config.num_heads, keys))
+    return Call(source, embeddings, memory, make(config.num_heads, keys), value_memory)
 
 
 def _assert_close(found: tuple[Array, Array], expected: tuple[Array, Array]) -> None:
@@ -200,76 +213,90 @@ def _assert_close(found: tuple[Array, Array], expected: tuple[Array, Array]) -> 
         np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE, equal_nan=False)
 
 
-@pytest.mark.parametrize(("layer", "make"), _combinations(MASKS))
+@pytest.mark.parametrize(("config", "make"), _combinations(LAYERS, MASKS))
 def test_layer_answers_as_pytorchs_own(
-    layer: dict[str, Any], make: Callable[[int, int], dict[str, Any]]
+    config: LayerConfig, make: Callable[[int, int], dict[str, Any]]
 ) -> None:
     """Output and every head's weights are those of nn.MultiheadAttention."""
-    call = _call(layer, make)
+    call = _call(config, make)
 
     answer = call.layer()
 
     _assert_close(answer, call.torch())
 
 
-@pytest.mark.parametrize(("layer", "make"), _combinations(MASKS, EMPTY_ROWS))
+@pytest.mark.parametrize(("config", "make"), _combinations(LAYERS, MASKS, EMPTY_ROWS))
 def test_layer_answers_as_the_formula(
-    layer: dict[str, Any], make: Callable[[int, int], dict[str, Any]]
+    config: LayerConfig, make: Callable[[int, int], dict[str, Any]]
 ) -> None:
     """Layer and formula, written apart, agree also where PyTorch's own layer has no answer."""
-    call = _call(layer, make)
+    call = _call(config, make)
 
     answer = call.layer()
 
     _assert_close(answer, call.formula())
 
 
-@pytest.mark.parametrize(("layer", "make"), _combinations(MASKS, EMPTY_ROWS))
+@pytest.mark.parametrize(("config", "make"), _combinations(LAYERS, MASKS, EMPTY_ROWS))
 def test_layer_weights_rows_sum_to_one_or_zero(
-    layer: dict[str, Any], make: Callable[[int, int], dict[str, Any]]
+    config: LayerConfig, make: Callable[[int, int], dict[str, Any]]
 ) -> None:
     """A row sums to 1, to 0 where nothing may be attended to, and is 0 at every hidden key."""
-    call = _call(layer, make)
+    call = _call(config, make)
 
     _, weights = call.layer()
 
-    sums = call.allowed.any(axis=-1).astype(np.float64)
+    # Extra keys may always be attended to.
+    sums = (call.allowed.any(axis=-1) | bool(config.extra_keys)).astype(np.float64)
     np.testing.assert_allclose(weights.sum(axis=-1), sums, rtol=0, atol=TOLERANCE)
-    assert not weights[~call.allowed].any()
+    assert not weights[..., : call.allowed.shape[-1]][~call.allowed].any()
 
 
-@pytest.mark.parametrize(("layer", "make"), _combinations(EMPTY_ROWS))
+@pytest.mark.parametrize(("config", "make"), _combinations(WITHOUT_EXTRA_KEYS, EMPTY_ROWS))
 def test_layer_query_without_keys_answers_the_output_bias(
-    layer: dict[str, Any], make: Callable[[int, int], dict[str, Any]]
+    config: LayerConfig, make: Callable[[int, int], dict[str, Any]]
 ) -> None:
     """A row with nothing to attend to gives zero weights and the bias to the bit, never NaN."""
-    call = _call(layer, make)
+    call = _call(config, make)
     empty = ~call.allowed.any(axis=(1, 3))  # [B, S]
 
     output, weights = call.layer()
 
-    bias = call.source.layer.out.bias
-    expected = np.zeros(output.shape[-1]) if bias is None else bias.detach().numpy()
+    bias = call.source.spec.tensors.get("output.bias")
+    expected = np.zeros(output.shape[-1]) if bias is None else bias.numpy()
     assert empty.any()
     assert (output[empty] == expected).all()
     assert not np.moveaxis(weights, 1, 2)[empty].any()
     assert np.isfinite(output).all()
 
 
-@pytest.mark.parametrize(("layer", "make"), _combinations(EMPTY_ROWS))
+@pytest.mark.parametrize(("config", "make"), _combinations(WITHOUT_EXTRA_KEYS, EMPTY_ROWS))
 def test_formula_query_without_keys_answers_the_output_bias(
-    layer: dict[str, Any], make: Callable[[int, int], dict[str, Any]]
+    config: LayerConfig, make: Callable[[int, int], dict[str, Any]]
 ) -> None:
     """The oracle knows the rule as well."""
-    call = _call(layer, make)
+    call = _call(config, make)
     empty = ~call.allowed.any(axis=(1, 3))  # [B, S]
 
     output, weights = call.formula()
 
-    bias = call.source.reference.out_proj.bias
-    expected = 0.0 if bias is None else bias.detach().numpy()
+    bias = call.source.spec.tensors.get("output.bias")
+    expected = 0.0 if bias is None else bias.numpy()
     assert (output[empty] == expected).all()
     assert not np.moveaxis(weights, 1, 2)[empty].any()
+
+
+@pytest.mark.parametrize("kind", ["learned key", "zero key", "learned and zero keys of cross"])
+def test_layer_query_without_keys_attends_to_the_extra_ones_alone(kind: str) -> None:
+    """What is masked are keys of the sequence; the extra ones share the whole weight."""
+    call = _call(LAYERS[kind], EMPTY_ROWS["padding hides everything"])
+
+    for output, weights in (call.layer(), call.formula()):
+        keys = call.allowed.shape[-1]
+        assert not weights[..., :keys].any()
+        sums = weights[..., keys:].sum(-1)
+        np.testing.assert_allclose(sums, np.ones_like(sums), rtol=0, atol=TOLERANCE)
+        assert np.isfinite(output).all()
 
 
 def test_layer_empty_row_leaves_its_batch_mates_alone() -> None:
@@ -342,7 +369,7 @@ def test_layer_positions_padded_in_every_sequence_stay_in_the_answer() -> None:
 
 def test_layer_square_attend_mask_is_read_as_padding() -> None:
     """Where batch and length agree, a [B, T] mask is still one row per sequence."""
-    source = random_layer(8, 2, seed=SEED)
+    source = random_source(LAYERS["self"], SEED)
     embeddings = np.random.default_rng(SEED).standard_normal((4, 4, 8)).astype(np.float32)
     attend_mask = np.tri(4, dtype=bool)
     call = Call(source, embeddings, None, {"attend_mask": attend_mask})
@@ -352,30 +379,31 @@ def test_layer_square_attend_mask_is_read_as_padding() -> None:
     assert ((weights > 0) == attend_mask[:, None, None, :]).all()
 
 
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_layer_permuted_batch_answers_permuted(layer: dict[str, Any]) -> None:
+@pytest.mark.parametrize("config", LAYERS.values(), ids=LAYERS)
+def test_layer_permuted_batch_answers_permuted(config: LayerConfig) -> None:
     """The first axis is the batch: sequences do not see each other."""
-    call = _call(layer)
+    call = _call(config)
     order = [2, 0, 1]
     permuted = Call(
         call.source,
         call.embeddings[order],
         None if call.memory is None else call.memory[order],
         {},
+        None if call.value_memory is None else call.value_memory[order],
     )
 
     output, weights = permuted.layer()
 
     expected_output, expected_weights = call.layer()
-    keys = LENGTH if call.memory is None else KEYS
-    assert weights.shape == (ROWS, call.source.config.num_heads, LENGTH, keys)
+    keys = (LENGTH if call.memory is None else KEYS) + len(config.extra_keys)
+    assert weights.shape == (ROWS, config.num_heads, LENGTH, keys)
     _assert_close((output, weights), (expected_output[order], expected_weights[order]))
 
 
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_layer_weights_average_to_pytorchs_default(layer: dict[str, Any]) -> None:
+@pytest.mark.parametrize("config", LAYERS.values(), ids=LAYERS)
+def test_layer_weights_average_to_pytorchs_default(config: LayerConfig) -> None:
     """Weights come per head; their mean is what nn.MultiheadAttention hands out by default."""
-    call = _call(layer)
+    call = _call(config)
 
     _, weights = call.layer()
 
@@ -384,34 +412,30 @@ def test_layer_weights_average_to_pytorchs_default(layer: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("make", HEAD_MASKS.values(), ids=HEAD_MASKS)
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("config", LAYERS.values(), ids=LAYERS)
 def test_layer_head_mask_multiplies_each_heads_output(
-    layer: dict[str, Any], make: Callable[[int], Array]
+    config: LayerConfig, make: Callable[[int], Array]
 ) -> None:
     """A factor on a head equals the same factor on its columns of the output matrix."""
-    call = _call(layer)
-    head_mask = make(call.source.config.num_heads).astype(np.float32)
+    call = _call(config)
+    head_mask = make(config.num_heads).astype(np.float32)
 
     answer = call.layer(head_mask=head_mask)
 
     _assert_close(answer, call.formula(head_mask=head_mask))
     _, untouched = call.layer()
     assert (answer[1] == untouched).all()
-    factors = np.broadcast_to(head_mask, (ROWS, call.source.config.num_heads))
+    factors = np.broadcast_to(head_mask, (ROWS, config.num_heads))
     for row in range(ROWS):
         expected, _ = _with_scaled_heads(call, factors[row]).torch()
         np.testing.assert_allclose(answer[0][row], expected[row], rtol=0, atol=TOLERANCE)
 
 
 def _with_scaled_heads(call: Call, factors: Array) -> Call:
-    state = call.source.reference.state_dict()
-    if call.memory is not None and "in_proj_weight" in state:
-        query, key, value = state.pop("in_proj_weight").chunk(3)
-        state |= {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
-    columns = torch.tensor(factors).repeat_interleave(call.source.config.head_dim)
-    state["out_proj.weight"] = state["out_proj.weight"] * columns
-    source = from_state(state, call.source.config.num_heads, origin={})
-    return Call(source, call.embeddings, call.memory, call.masks)
+    config, tensors = call.source.config, dict(call.source.spec.tensors)
+    columns = torch.tensor(factors).repeat_interleave(config.head_dim)
+    tensors["output.weight"] = tensors["output.weight"] * columns
+    return replace(call, source=Source(LayerSpec(config, tensors), {}))
 
 
 def test_layer_in_training_mode_drops_nothing() -> None:
@@ -449,7 +473,7 @@ def test_layer_of_any_shape_answers_as_the_formula(
 ) -> None:
     """No size of any axis is special, nor any pattern of hidden keys."""
     memory_dim = 5 if cross else None
-    source = random_layer(heads * head_dim, heads, seed=seed, memory_dim=memory_dim)
+    source = random_source(LayerConfig(heads * head_dim, heads, memory_dim), seed)
     random = np.random.default_rng(seed)
     embeddings = random.standard_normal((rows, length, heads * head_dim)).astype(np.float32)
     memory = random.standard_normal((rows, keys, 5)).astype(np.float32) if cross else None
@@ -474,7 +498,7 @@ def test_layer_wrong_input_is_refused_by_name(
     layer: str, memory: bool, causal: bool, message: str
 ) -> None:
     """The message names the input, what was expected and what came."""
-    module = random_layer(**LAYERS[layer], seed=SEED).layer
+    module = random_source(LAYERS[layer], SEED).layer
     embeddings = torch.zeros(1, 2, 8)
 
     with pytest.raises(ValueError, match=f"^{message}$"):
@@ -511,7 +535,7 @@ BY_HAND_OUTPUT = [[[3, 1, 1, 1, 2, 1, 1, 1], [4, 1, 1, 1, 2, 1, 1, 1]]]
 
 def test_formula_answers_as_worked_out_by_hand() -> None:
     """The oracle itself is right, scaling by sqrt(d_k) included."""
-    formula = Formula({name: tensor.numpy() for name, tensor in _by_hand().items()}, 2)
+    formula = formula_of(from_state(_by_hand(), 2, origin={}))
 
     answer = formula(BY_HAND_TOKENS)
 
@@ -532,37 +556,48 @@ def test_layer_answers_as_worked_out_by_hand() -> None:
 
 def test_formula_without_weights_gives_the_same_output() -> None:
     """What is compared where all weights do not fit is the same formula."""
-    formula = Formula({name: tensor.numpy() for name, tensor in _by_hand().items()}, 2)
+    formula = formula_of(from_state(_by_hand(), 2, origin={}))
 
     output = formula.plain_output(BY_HAND_TOKENS)
 
     np.testing.assert_allclose(output, BY_HAND_OUTPUT, rtol=0, atol=TOLERANCE)
 
 
-def test_formula_reads_separate_projections_as_packed_ones() -> None:
-    """Both forms of a state dict give one formula."""
-    state = {name: tensor.numpy() for name, tensor in _by_hand().items()}
-    query, key, value = np.split(state["in_proj_weight"], 3)
-    separate = {name: array for name, array in state.items() if name != "in_proj_weight"}
-    separate |= {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
+def test_separate_projections_are_read_as_packed_ones() -> None:
+    """Both forms of a state dict give one layer."""
+    state = _by_hand()
+    query, key, value = state.pop("in_proj_weight").chunk(3)
+    separate = state | {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
 
-    answer = Formula(separate, 2)(BY_HAND_TOKENS)
+    answer = formula_of(from_state(separate, 2, origin={}, attention="self"))(BY_HAND_TOKENS)
 
     np.testing.assert_allclose(answer.output, BY_HAND_OUTPUT, rtol=0, atol=TOLERANCE)
 
 
-def test_layer_holds_one_matrix_per_source() -> None:
-    """What reads one input is one projection: three in one for self, two in one for memory."""
-    own = random_layer(**LAYERS["self"], seed=SEED).layer
-    cross = random_layer(**LAYERS["cross"], seed=SEED).layer
+@pytest.mark.parametrize(
+    ("options", "attention"),
+    [({}, None), ({"bias": False}, None), ({}, "cross"), ({"kdim": 6, "vdim": 6}, None)],
+    ids=str,
+)
+def test_layer_of_a_modules_state_dict_answers_as_that_module(
+    options: dict[str, Any], attention: Attention | None
+) -> None:
+    """The way from PyTorch's names to ours and back cannot hide a slip in either."""
+    torch.manual_seed(SEED)
+    module = nn.MultiheadAttention(8, 2, batch_first=True, **options).eval()
+    x = torch.randn(ROWS, LENGTH, 8)
+    is_cross = attention == "cross" or "kdim" in options
+    memory = torch.randn(ROWS, KEYS, options.get("kdim", 8)) if is_cross else None
+    keys = x if memory is None else memory
 
-    assert _matrices(own) == {"query_key_value": (24, 8), "out": (8, 8)}
-    assert _matrices(cross) == {"query": (8, 8), "key_value": (16, 6), "out": (8, 8)}
+    source = from_state(module.state_dict(), 2, origin={}, attention=attention)
 
-
-def _matrices(layer: MultiHeadAttention) -> dict[str, tuple[int, ...]]:
-    return {
-        name.removesuffix(".weight"): tuple(tensor.shape)
-        for name, tensor in layer.state_dict().items()
-        if name.endswith("weight")
-    }
+    with torch.no_grad():
+        answer = source.layer(x, memory)
+        output, weights = module(x, keys, keys, average_attn_weights=False)
+        again = (source.reference or pytest.fail("expected PyTorch's layer"))(
+            x, keys, keys, average_attn_weights=False
+        )
+    _assert_close((answer.output.numpy(), answer.weights.numpy()), (output, weights))
+    assert torch.equal(again[0], output)
+    assert torch.equal(again[1], weights)

@@ -1,6 +1,6 @@
 """The publishing gate: good layers pass, and every fault it is there for is seen failing."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,25 @@ from onnx import TensorProto, helper
 from torch import Tensor, nn
 
 from export.gate import (
-    GRID,
     LOGIT_LIMIT,
-    WEIGHTS_BYTES,
-    Cell,
     GateFailed,
     Report,
     ShapesDiffer,
     ValuesDiffer,
-    compares_weights,
     formula_of,
-    grid,
     pass_gate,
 )
 from export.graph import LONG, write_graph
+from export.grid import GRID, REDUCED_GRID, WEIGHTS_BYTES, Cell, compares_weights, grid, proof_of
+from export.layer_spec import LayerSpec
 from export.publish import publish
-from export.sources import Source, from_state, random_layer
-from service.contract import GraphTensor, LayerConfig, graph_inputs, graph_outputs
+from export.sources import Source, random_layer
+from service.contract import GraphTensor, graph_inputs, graph_outputs
 from service.errors import ArtifactUnreadable, InferenceFailed
 from service.inference.artifact import Graph, read_graph
 from service.inference.calls import Inputs, Outputs
 from service.inference.engine import Engine, OnnxEngine, Provider, Stop
+from service.layer_config import LayerConfig
 from tests.support.doubles import FaultyEngine
 
 SEED = 2
@@ -43,21 +41,23 @@ SEED = 2
 TOLERANCE = 1e-5
 """What the contract promises for FP32, which the gate must not widen."""
 
-LAYERS: dict[str, dict[str, Any]] = {
-    "self": {"embed_dim": 8, "num_heads": 2},
-    "self without bias": {"embed_dim": 12, "num_heads": 3, "bias": False},
-    "one head": {"embed_dim": 8, "num_heads": 1},
-    "cross": {"embed_dim": 8, "num_heads": 2, "memory_dim": 6},
+LAYERS: dict[str, LayerConfig] = {
+    "self": LayerConfig(8, 2),
+    "self without bias": LayerConfig(12, 3, biases=()),
+    "one head": LayerConfig(8, 1),
+    "cross": LayerConfig(8, 2, memory_dim=6),
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Keep PyTorch off the other cores: on a busy machine its threads wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _source(config: LayerConfig, seed: int = SEED) -> Source:
+    """Return a layer whose answers to the gate are smaller than 1: relative is absolute."""
+    return random_layer(
+        config.embed_dim,
+        config.num_heads,
+        seed=seed,
+        memory_dim=config.memory_dim,
+        bias=bool(config.biases),
+    )
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ class Exported:
 
 def _export(source: Source, directory: Path) -> Exported:
     path = directory / "layer.onnx"
-    write_graph(source.layer, path)
+    write_graph(source.spec, path)
     return Exported(source, OnnxEngine(read_graph(path), source.config))
 
 
 @pytest.fixture(scope="module", params=LAYERS)
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Return each kind of layer, exported once."""
-    source = random_layer(**LAYERS[request.param], seed=SEED)
+    source = _source(LAYERS[request.param])
     return _export(source, tmp_path_factory.mktemp("exported"))
 
 
@@ -120,14 +120,15 @@ def test_gate_passes_a_good_layer(exported: Exported) -> None:
 
 def test_grid_reaches_every_way_through_graph_and_engine() -> None:
     """What the grid leaves out of all lengths, batches and masks repeats one of these ways."""
-    cells = grid(random_layer(**LAYERS["self"], seed=SEED).config)
+    cells = grid(LAYERS["self"])
 
     assert len(set(cells)) == len(cells) == sum(len(masks) for _, _, masks in GRID)
     assert all(cell.key_length == cell.length for cell in cells)
     for many_keys in (False, True):
         here = [cell for cell in cells if (cell.key_length >= LONG) == many_keys]
         for is_plain in (True, False):
-            ways = [cell for cell in here if (cell.masks == "none") == is_plain]
+            # A plain cell runs with weights, too: with a mask that hides nothing.
+            ways = [cell for cell in here if cell.masks == "none" or not is_plain]
             assert {cell.batch > 1 for cell in ways} == {True, False}
             assert any(cell.length % 2 for cell in ways), "an odd length"
             assert any(cell.length % 8 == 0 for cell in ways if cell.key_length > 8)
@@ -137,7 +138,7 @@ def test_grid_reaches_every_way_through_graph_and_engine() -> None:
 
 def test_grid_of_cross_attention_has_keys_of_another_length_and_no_causal() -> None:
     """Queries and keys of cross-attention share no order, and no length: fewer keys, and more."""
-    cells = grid(random_layer(**LAYERS["cross"], seed=SEED).config)
+    cells = grid(LAYERS["cross"])
 
     lengths = {cell.length: cell.key_length for cell in cells}
 
@@ -151,7 +152,7 @@ def test_grid_of_cross_attention_has_keys_of_another_length_and_no_causal() -> N
 @pytest.mark.parametrize("num_heads", [1, 12, 192, 1024, 65536])
 def test_grid_of_many_heads_stays_within_its_memory(num_heads: int) -> None:
     """Only plain cells above the limit are left, and they are compared without their weights."""
-    config = LayerConfig(num_heads, num_heads)
+    config = LayerConfig(8, num_heads, head_dim=1)  # small enough for the whole grid
 
     cells = grid(config)
 
@@ -171,9 +172,9 @@ def test_gate_cell_without_weights_is_compared_with_the_formula_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where the weights do not fit the output is still proven, and the report says which is not."""
-    source = random_layer(8, 2, seed=SEED)
+    source = _source(LAYERS["self"])
     exported = _export(source, tmp_path)
-    monkeypatch.setattr("export.gate.WEIGHTS_BYTES", 24 * 2 * 100_000)
+    monkeypatch.setattr("export.grid.WEIGHTS_BYTES", 24 * 2 * 100_000)
 
     report = pass_gate(exported.engine, source)
 
@@ -194,8 +195,7 @@ def test_gate_cell_without_weights_is_compared_with_the_formula_alone(
 
 def test_gate_scales_its_inputs_down_for_large_weights(tmp_path: Path) -> None:
     """Beyond logits of 100 FP32 blurs the softmax; such a layer is tried where it can be right."""
-    state = random_layer(16, 2, seed=SEED).reference.state_dict()
-    large = from_state({name: 10 * tensor for name, tensor in state.items()}, 2, origin={})
+    large = _scaled(random_layer(16, 2, seed=SEED), 10)
     exported = _export(large, tmp_path)
 
     report = pass_gate(exported.engine, exported.source)
@@ -204,6 +204,12 @@ def test_gate_scales_its_inputs_down_for_large_weights(tmp_path: Path) -> None:
     assert report.input_scale in (1 / 2, 1 / 4, 1 / 8)
     assert _largest_logit(large, report.input_scale) < LOGIT_LIMIT
     assert max(row.output_error for row in report.rows) <= TOLERANCE
+
+
+def _scaled(source: Source, factor: float) -> Source:
+    """Return the layer with every weight and bias that many times as large."""
+    tensors = {name: factor * tensor for name, tensor in source.spec.tensors.items()}
+    return Source(LayerSpec(source.config, tensors), {})
 
 
 def _largest_logit(source: Source, scale: float) -> float:
@@ -215,14 +221,13 @@ def _largest_logit(source: Source, scale: float) -> float:
 
 def test_gate_bounds_the_logits_of_every_cell_not_of_one() -> None:
     """A layer near the limit is not let over it by a cell that happens to draw larger inputs."""
-    state = random_layer(16, 2, seed=3).reference.state_dict()
-    source = from_state({name: 3.7 * tensor for name, tensor in state.items()}, 2, origin={})
+    source = _scaled(random_layer(16, 2, seed=39), 3.5)
     seen = _WatchingEngine(source)
 
     with pytest.raises(ShapesDiffer):
         pass_gate(seen, source)
 
-    # These weights reach 52 at length 128 and 42 at length 512.
+    # These weights reach 53 at length 128, 44 at length 389 and 47 at length 512.
     assert _largest_logit(source, 1.0) < LOGIT_LIMIT
 
     assert seen.scale is not None
@@ -248,9 +253,9 @@ class _WatchingEngine:
 
 def test_gate_layer_whose_biases_alone_pass_the_limit_ends() -> None:
     """Where no scale helps, the search for one ends all the same, and the answer is judged."""
-    state = random_layer(8, 2, seed=SEED).reference.state_dict()
-    state["in_proj_bias"].fill_(100)
-    source = from_state(state, 2, origin={})
+    tensors = _source(LAYERS["self"]).spec.tensors
+    large = {f"{name}.bias": torch.full((8,), 100.0) for name in ("query", "key", "value")}
+    source = Source(LayerSpec(LAYERS["self"], {**tensors, **large}), {})
     engine = _WatchingEngine(source)
 
     with pytest.raises(ShapesDiffer):
@@ -451,11 +456,18 @@ def test_gate_batch_and_single_apart_fail_though_each_is_near_enough(exported: E
         pass_gate(engine, exported.source)
 
 
+def _with(source: Source, **derived: nn.Module) -> Source:
+    """Return the source with another layer or reference than its weights give."""
+    changed = replace(source)
+    vars(changed).update(derived)  # where they are kept once they are made
+    return changed
+
+
 @only_self
 def test_gate_layer_that_strayed_from_its_weights_fails(exported: Exported) -> None:
     """The exported layer itself is a reference, not only where its weights came from."""
-    other = random_layer(**LAYERS["self"], seed=SEED + 1).layer
-    source = replace(exported.source, layer=other)
+    other = _source(LAYERS["self"], SEED + 1).layer
+    source = _with(exported.source, layer=other)
 
     with pytest.raises(ValuesDiffer, match=FIRST + r"output differs from layer by 0\.\d+"):
         pass_gate(exported.engine, source)
@@ -474,8 +486,9 @@ class _OtherAttention(nn.MultiheadAttention):
 def test_gate_pytorch_that_answers_otherwise_fails(exported: Exported) -> None:
     """PyTorch's own layer is asked, not only read."""
     reference = _OtherAttention(8, 2, batch_first=True)
+    assert exported.source.reference is not None
     reference.load_state_dict(exported.source.reference.state_dict())
-    source = replace(exported.source, reference=reference.eval())
+    source = _with(exported.source, reference=reference.eval())
 
     with pytest.raises(ValuesDiffer, match=FIRST + r"output differs from torch by 0\.\d+"):
         pass_gate(exported.engine, source)
@@ -557,6 +570,15 @@ def _attribute(name: str, value: object) -> Callable[[onnx.NodeProto], object]:
     return change
 
 
+def _attributes(**values: object) -> Callable[[onnx.NodeProto], object]:
+    return lambda node: [_attribute(name, value)(node) for name, value in values.items()]
+
+
+def _branches_swapped(node: onnx.NodeProto) -> None:
+    then, other = node.attribute
+    then.name, other.name = other.name, then.name
+
+
 def _inputs_swapped(one: int, other: int) -> Callable[[onnx.NodeProto], object]:
     def change(node: onnx.NodeProto) -> None:
         node.input[one], node.input[other] = node.input[other], node.input[one]
@@ -608,10 +630,9 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "head mask ignored": Mutant("Mul", "masked", _passed_on),
     "a bias missing": Mutant("Add", "", _passed_on),
-    "the other branch": Mutant(
-        "If",
-        "",
-        lambda node: node.attribute[0].g.CopyFrom(node.attribute[1].g),
+    "the other branch": Mutant("If", "", lambda node: _branches_swapped(node)),
+    "heads of another width": Mutant(
+        "Attention", "masked", _attributes(q_num_heads=4, kv_num_heads=4)
     ),
 }
 
@@ -635,9 +656,9 @@ def _branches(graph: onnx.GraphProto) -> dict[str, onnx.GraphProto]:
 @pytest.fixture(scope="module")
 def good_graph(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, Graph]:
     """Return a layer and its graph, in which errors are planted."""
-    source = random_layer(8, 2, seed=SEED)
+    source = _source(LAYERS["self"])
     path = tmp_path_factory.mktemp("good") / "layer.onnx"
-    write_graph(source.layer, path)
+    write_graph(source.spec, path)
     return source, read_graph(path)
 
 
@@ -661,20 +682,16 @@ def test_gate_finds_every_error_planted_in_the_graph(
 @pytest.mark.parametrize(
     ("name", "change"),
     {
-        "query transposed": ("in_proj_weight", lambda w: torch.cat([w[:8].T, w[8:]])),
-        "key transposed": ("in_proj_weight", lambda w: torch.cat([w[:8], w[8:16].T, w[16:]])),
-        "value transposed": ("in_proj_weight", lambda w: torch.cat([w[:16], w[16:].T])),
-        "output transposed": ("out_proj.weight", lambda w: w.T.contiguous()),
-        "heads of the query swapped": (
-            "in_proj_weight",
-            lambda w: torch.cat([w[4:8], w[:4], w[8:]]),
-        ),
-        "heads of the values swapped": (
-            "in_proj_weight",
-            lambda w: torch.cat([w[:16], w[20:], w[16:20]]),
-        ),
-        "one weight": ("in_proj_weight", lambda w: w + 1e-3 * torch.eye(24, 8)),
-        "bias of the keys' heads swapped": ("in_proj_bias", lambda b: torch.roll(b, 4)),
+        "query transposed": ("query.weight", lambda w: w.T),
+        "key transposed": ("key.weight", lambda w: w.T),
+        "value transposed": ("value.weight", lambda w: w.T),
+        "output transposed": ("output.weight", lambda w: w.T),
+        "heads of the query swapped": ("query.weight", lambda w: w.roll(4, 0)),
+        "heads of the values swapped": ("value.weight", lambda w: w.roll(4, 0)),
+        "heads of the output swapped": ("output.weight", lambda w: w.roll(4, 1)),
+        "one weight": ("query.weight", lambda w: w + 1e-3 * torch.eye(8)),
+        "bias of the queries' heads swapped": ("query.bias", lambda b: b.roll(4)),
+        "bias of the values left out": ("value.bias", torch.zeros_like),
     }.values(),
 )
 def test_gate_finds_weights_that_are_not_the_layers(
@@ -685,9 +702,9 @@ def test_gate_finds_weights_that_are_not_the_layers(
 ) -> None:
     """A graph of almost the same weights is not the layer's."""
     source, _ = good_graph
-    state = source.reference.state_dict()
-    state[name] = change(state[name])
-    other = _export(from_state(state, 2, origin={}), tmp_path)
+    tensors = source.spec.tensors
+    changed = {**tensors, name: change(tensors[name])}
+    other = _export(Source(LayerSpec(source.config, changed), {}), tmp_path)
 
     with pytest.raises(ValuesDiffer):
         pass_gate(other.engine, source)
@@ -876,15 +893,47 @@ def test_engine_branch_with_a_file_of_its_own_is_refused(
         OnnxEngine(_branch_that_reads(name, where), CONFIG)
 
 
-def test_publish_layer_whose_graph_has_another_width_fails(tmp_path: Path) -> None:
+def test_publish_layer_whose_weights_were_written_wrong_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof reads the weights back, so that what was written must be what was read."""
+    source = _source(LAYERS["self"])
+    changed = dict(source.spec.tensors)
+    changed["key.weight"] = changed["key.weight"].nextafter(torch.tensor(torch.inf))
+    wrong = LayerSpec(source.config, changed)
+    monkeypatch.setattr("export.publish.write_graph", lambda spec, path: write_graph(wrong, path))
+
+    with pytest.raises(GateFailed, match=r"key\.weight was not written as it is$"):
+        publish(source, tmp_path, "wrong")
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_grid_of_large_weights_is_reduced() -> None:
+    """Above 1 GB fewer cells are left: vectors, every mask at once, and more keys than `LONG`."""
+    large = LayerConfig(16384, 128, num_kv_heads=1, biases=(), causal=True)
+
+    cells = grid(large)
+
+    assert proof_of(large) == "reduced"
+    assert proof_of(LayerConfig(8192, 64, biases=())) == "whole"  # 2^30 bytes
+    assert len(cells) == sum(len(masks) for _, _, masks in REDUCED_GRID) < len(grid(LAYERS["self"]))
+    assert {"none", "not causal", "empty row", "all"} == {cell.masks for cell in cells}
+    assert {cell.batch > 1 for cell in cells} == {True, False}
+    assert max(cell.key_length for cell in cells) >= LONG
+
+
+def test_publish_layer_whose_graph_has_another_width_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A graph that the contract does not know never reaches the repository."""
-    source = random_layer(**LAYERS["self"], seed=SEED)
-    source.layer.out = nn.Linear(8, 6)
+    narrow = _source(LayerConfig(6, 2)).spec
+    monkeypatch.setattr("export.publish.write_graph", lambda spec, path: write_graph(narrow, path))
 
     with pytest.raises(GateFailed) as caught:
-        publish(source, tmp_path, "wide")
+        publish(_source(LAYERS["self"]), tmp_path, "wide")
 
     assert str(caught.value).endswith(
-        "output output axes: expected ['batch', 'length', 8], found ['batch', 'length', 6]"
+        "layer.onnx: graph: query_key_value.weight: expected 24 columns, found 18"
     )
     assert not list(tmp_path.iterdir())

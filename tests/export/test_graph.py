@@ -1,30 +1,32 @@
 """The written graph: the contract's names and axes, nothing baked in, every weight beside it."""
 
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx.external_data_helper import ExternalDataInfo
 from onnx.numpy_helper import to_array
-from torch import Tensor
 
 import export
-from export.attention import MultiHeadAttention
 from export.gate import formula_of
-from export.graph import LONG, OPSET, read_state, write_graph
-from export.sources import Source, random_layer
-from service.contract import WEIGHTS_FILE, LayerConfig, graph_inputs, graph_outputs
+from export.graph import LONG, OPSET, write_graph
+from export.sources import Source
+from export.weights_file import read_spec, stored_names
+from service.contract import WEIGHTS_FILE, graph_inputs, graph_outputs
 from service.errors import ArtifactUnreadable
-from service.inference.artifact import read_graph
+from service.inference.artifact import Graph, read_graph
 from service.inference.calls import Inputs
 from service.inference.engine import Engine, OnnxEngine
 from service.inference.parity import relative_error
+from service.layer_config import LayerConfig
+from tests.support.specs import KINDS, random_source
 
 SEED = 3
 """Any: the graph does not depend on the weights."""
@@ -32,36 +34,45 @@ SEED = 3
 TOLERANCE = 1e-5
 """The contract's promise for FP32."""
 
-LAYERS: dict[str, dict[str, Any]] = {
-    "self": {"embed_dim": 8, "num_heads": 2},
-    "self without bias": {"embed_dim": 12, "num_heads": 3, "bias": False},
-    "one head": {"embed_dim": 8, "num_heads": 1},
-    "cross": {"embed_dim": 8, "num_heads": 2, "memory_dim": 6},
-    "cross without bias": {"embed_dim": 12, "num_heads": 3, "memory_dim": 5, "bias": False},
-    "cross of equal widths": {"embed_dim": 8, "num_heads": 2, "memory_dim": 8},
+LAYERS: dict[str, LayerConfig] = {
+    "self": LayerConfig(8, 2),
+    "self without bias": LayerConfig(12, 3, biases=()),
+    "one head": LayerConfig(8, 1),
+    "cross": LayerConfig(8, 2, memory_dim=6),
+    "cross without bias": LayerConfig(12, 3, memory_dim=5, biases=()),
+    "cross of equal widths": LayerConfig(8, 2, memory_dim=8),
 }
 
-PLAIN_BRANCH = ["Shape", "Constant", "GreaterOrEqual", "If", "Shape", "ConstantOfShape"]
+PLAIN_BRANCH = [
+    *["Shape", "Constant", "GreaterOrEqual", "If"],
+    *["Shape", "ConstantOfShape"],
+]
 LONG_BRANCH = ["MultiHeadAttention"]
 SHORT_BRANCH = ["Attention"]
 FULL_BRANCH = [
     *["Attention", "Constant", "Reshape", "Constant", "Unsqueeze"],
     *["Mul", "Constant", "Reshape"],
 ]
+SPLIT = ["Constant", "Split"]
+CROSS = ["MatMul", "Add", "MatMul", "Add", *SPLIT, "If", "MatMul", "Add"]
 OPERATORS = {
-    "self": ["MatMul", "Add", "Split", "If", "MatMul", "Add"],
-    "self without bias": ["MatMul", "Split", "If", "MatMul"],
-    "one head": ["MatMul", "Add", "Split", "If", "MatMul", "Add"],
-    "cross": ["MatMul", "Add", "MatMul", "Add", "Split", "If", "MatMul", "Add"],
-    "cross without bias": ["MatMul", "MatMul", "Split", "If", "MatMul"],
-    "cross of equal widths": ["MatMul", "Add", "MatMul", "Add", "Split", "If", "MatMul", "Add"],
+    "self": ["MatMul", "Add", *SPLIT, "If", "MatMul", "Add"],
+    "self without bias": ["MatMul", *SPLIT, "If", "MatMul"],
+    "one head": ["MatMul", "Add", *SPLIT, "If", "MatMul", "Add"],
+    "cross": CROSS,
+    "cross without bias": ["MatMul", "MatMul", *SPLIT, "If", "MatMul"],
+    "cross of equal widths": CROSS,
 }
 """Every operator outside the branches, in order; more would be time lost in each call."""
 
 SMALLEST_FP16 = -65504
 """A mask written as a constant below this is no number in FP16."""
 
-ELEMENT_TYPES = {"float32": TensorProto.FLOAT, "bool": TensorProto.BOOL}
+ELEMENT_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "bool": TensorProto.BOOL,
+    "int64": TensorProto.INT64,
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,6 @@ class Written:
     name: str
     source: Source
     path: Path
-    warnings: list[str]
 
     @property
     def model(self) -> ModelProto:
@@ -84,12 +94,23 @@ class Written:
 
 
 def _write(name: str, directory: Path) -> Written:
-    source, path = random_layer(**LAYERS[name], seed=SEED), directory / "layer.onnx"
-    return Written(name, source, path, write_graph(source.layer, path))
+    source, path = random_source((LAYERS | KINDS)[name], SEED), directory / "layer.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # who exports an ordinary layer has nothing to read
+        write_graph(source.spec, path)
+    return Written(name, source, path)
 
 
 @pytest.fixture(scope="module", params=LAYERS)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """Return each layer of the formula itself, written once."""
+    return _write(request.param, tmp_path_factory.mktemp("graph"))
+
+
+@pytest.fixture(scope="module", params=[*LAYERS, *KINDS])
+def any_written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Written:
     """Return each kind of layer, written once."""
     return _write(request.param, tmp_path_factory.mktemp("graph"))
 
@@ -113,9 +134,9 @@ def _constants(graph: GraphProto) -> list[np.ndarray]:
     ]
 
 
-def test_graph_has_the_contracts_names_types_and_axes(written: Written) -> None:
+def test_graph_has_the_contracts_names_types_and_axes(any_written: Written) -> None:
     """What is free is free by name, so that one graph serves every batch and length."""
-    graph, config = written.model.graph, written.source.config
+    graph, config = any_written.model.graph, any_written.source.config
 
     found = [
         (value.name, value.type.tensor_type.elem_type, tuple(_axes(value)))
@@ -173,26 +194,28 @@ def test_graph_asks_the_standard_operators_and_one_of_the_runtimes(written: Writ
 
 
 def test_graph_constants_hold_no_size_of_the_example(written: Written) -> None:
-    """The number of heads and what is long are written down; the rest is taken from the input."""
+    """Heads, widths and what is long are written down; the rest is taken from the input."""
     constants = _constants(written.model.graph)
 
     values = [constant.tolist() for constant in constants]
 
-    assert values == [[LONG], [0, 0, written.source.config.num_heads, -1], [1, 3], [0, 0, -1]]
+    config = written.source.config
+    parts = [config.embed_dim] * (2 if config.is_cross else 3)
+    assert values == [parts, [LONG], [0, 0, config.num_heads, -1], [1, 3], [0, 0, -1]]
 
 
-def test_graph_constants_fit_any_float(written: Written) -> None:
-    """A hidden key is no large negative number."""
-    constants = _constants(written.model.graph)
+def test_graph_constants_fit_any_float(any_written: Written) -> None:
+    """A hidden key is minus infinity, which every float has, and no large negative number."""
+    constants = _constants(any_written.model.graph)
 
-    smallest = min(constant.min() for constant in constants)
+    finite = [value for constant in constants for value in constant.flat if np.isfinite(value)]
 
-    assert smallest >= SMALLEST_FP16
+    assert min(finite) >= SMALLEST_FP16
 
 
-def test_graph_weights_all_lie_in_one_plainly_named_file(written: Written) -> None:
+def test_graph_weights_all_lie_in_one_plainly_named_file(any_written: Written) -> None:
     """Every weight is in the file beside the graph, which is named without any path."""
-    model, config = written.model, written.source.config
+    model = any_written.model
 
     places = {
         (tensor.data_location, entry.value)
@@ -201,26 +224,30 @@ def test_graph_weights_all_lie_in_one_plainly_named_file(written: Written) -> No
         if entry.key == "location"
     }
 
-    numbers = sum(tensor.numel() for tensor in written.source.layer.parameters())
+    tensors = [(tensor.name, ExternalDataInfo(tensor)) for tensor in model.graph.initializer]
     assert places == {(TensorProto.EXTERNAL, WEIGHTS_FILE)}
     assert not any(tensor.raw_data or tensor.float_data for tensor in model.graph.initializer)
-    assert len(model.graph.initializer) == (2 + config.is_cross) * (1 + config.bias)
-    assert {file.name for file in written.path.parent.iterdir()} == {"layer.onnx", WEIGHTS_FILE}
-    assert (written.path.parent / WEIGHTS_FILE).stat().st_size == 4 * numbers
+    assert [name for name, _ in tensors] == stored_names(any_written.source.config)
+    begins = [info.offset or 0 for _, info in tensors]
+    ends = [begin + (info.length or 0) for begin, (_, info) in zip(begins, tensors, strict=True)]
+    assert begins == [0, *(-(-end // 64) * 64 for end in ends[:-1])], "cache lines of 64 bytes"
+    directory = any_written.path.parent
+    assert {file.name for file in directory.iterdir()} == {"layer.onnx", WEIGHTS_FILE}
+    assert (directory / WEIGHTS_FILE).stat().st_size == ends[-1]
 
 
-def test_graph_without_its_weights_is_refused_by_name(written: Written, tmp_path: Path) -> None:
+def test_graph_without_its_weights_is_refused_by_name(any_written: Written, tmp_path: Path) -> None:
     """Who copies the graph alone is told which file is missing."""
     path = tmp_path / "layer.onnx"
-    path.write_bytes(written.path.read_bytes())
+    path.write_bytes(any_written.path.read_bytes())
 
     with pytest.raises(ArtifactUnreadable, match=WEIGHTS_FILE):
-        OnnxEngine(read_graph(path), written.source.config)
+        OnnxEngine(read_graph(path), any_written.source.config)
 
 
-def test_graph_tells_nothing_of_the_machine_that_wrote_it(written: Written) -> None:
+def test_graph_tells_nothing_of_the_machine_that_wrote_it(any_written: Written) -> None:
     """An artifact goes out into the world without its author's paths."""
-    content = written.path.read_bytes()
+    content = any_written.path.read_bytes()
 
     places = [str(Path(module.__path__[0]).parent) for module in (export, onnx)]
 
@@ -236,11 +263,6 @@ def test_graph_written_twice_is_the_same_to_the_byte(written: Written, tmp_path:
     assert again.path.read_bytes() == written.path.read_bytes()
     weights = [graph.path.parent / WEIGHTS_FILE for graph in (again, written)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-
-
-def test_write_graph_of_a_good_layer_warns_of_nothing(written: Written) -> None:
-    """Who exports an ordinary layer has nothing to read."""
-    assert written.warnings == []
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 9, 33])
@@ -280,23 +302,35 @@ def test_graph_query_without_keys_answers_the_output_bias(written: Written) -> N
 
     answer = written.engine().run(Inputs(embeddings, memory, attend_mask), weights=True)
 
-    bias = written.source.layer.out.bias
-    expected = np.zeros(config.embed_dim) if bias is None else bias.detach().numpy()
+    bias = written.source.spec.tensors.get("output.bias")
+    expected = np.zeros(config.embed_dim) if bias is None else bias.numpy()
     assert answer.attention_weights is not None
     assert (answer.output[1] == expected).all()
     assert not answer.attention_weights[1].any()
 
 
-def test_read_state_gives_back_the_weights_to_the_bit(written: Written) -> None:
-    """An artifact alone is enough to prove it again."""
-    state = read_state(read_graph(written.path), written.source.config)
+def test_stored_names_are_one_matrix_for_what_reads_the_same() -> None:
+    """Three in one for self-attention, two in one for a memory, none with two memories."""
+    own, cross, two = (
+        [name for name in stored_names(config) if name.endswith(".weight")]
+        for config in (LAYERS["self"], LAYERS["cross"], KINDS["two memories"])
+    )
 
-    expected = dict(written.source.reference.state_dict())
-    if written.source.config.is_cross and "in_proj_weight" in expected:
-        query, key, value = expected.pop("in_proj_weight").chunk(3)
-        expected |= {"q_proj_weight": query, "k_proj_weight": key, "v_proj_weight": value}
-    assert state.keys() == expected.keys()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in state.items())
+    assert own == ["query_key_value.weight", "output.weight"]
+    assert cross == ["query.weight", "key_value.weight", "output.weight"]
+    assert two == ["query.weight", "key.weight", "value.weight", "output.weight"]
+
+
+def test_read_spec_gives_back_the_weights_to_the_bit(any_written: Written) -> None:
+    """An artifact alone is enough to prove it again."""
+    spec = read_spec(read_graph(any_written.path), any_written.source.config)
+
+    expected = any_written.source.spec.tensors
+    assert [*spec.tensors] == [*expected]
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in spec.tensors.items())
+
+
+SELF = "query_key_value.weight, query_key_value.bias, output.weight, output.bias"
 
 
 @pytest.mark.parametrize("written", ["self"], indirect=True)
@@ -305,44 +339,69 @@ def test_read_state_gives_back_the_weights_to_the_bit(written: Written) -> None:
     [
         (
             LayerConfig(8, 2, memory_dim=6),
-            "graph: expected 3 projections, found 2 matrices and 2 biases",
+            "graph: expected the weights query.weight, query.bias, key_value.weight,"
+            f" key_value.bias, output.weight, output.bias, found {SELF}",
         ),
         (
-            LayerConfig(8, 2, bias=False),
-            "graph: expected 2 projections, found 2 matrices and 2 biases",
+            LayerConfig(8, 2, biases=()),
+            f"graph: expected the weights query_key_value.weight, output.weight, found {SELF}",
         ),
+        (
+            LayerConfig(8, 2, extra_keys=("sink",)),
+            f"graph: expected the weights {SELF}, extra.sinks, found {SELF}",
+        ),
+        (
+            LayerConfig(8, 4, num_kv_heads=2),
+            "graph: query_key_value.weight: expected 16 columns, found 24",
+        ),
+        (LayerConfig(6, 2, head_dim=4), "graph: output.weight: expected 6 columns, found 8"),
     ],
-    ids=["cross", "no bias"],
+    ids=["cross", "no bias", "sinks", "grouped", "another width"],
 )
-def test_read_state_of_another_layer_is_refused(
+def test_read_spec_of_another_layer_is_refused(
     written: Written, config: LayerConfig, message: str
 ) -> None:
-    """The message says how many projections were expected and what came."""
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        read_state(read_graph(written.path), config)
+    """The message says which weights were expected and what came."""
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        read_spec(read_graph(written.path), config)
 
 
-class _WarningLayer(MultiHeadAttention):
-    """A layer that warns while it is exported, of several things, some of them twice."""
-
-    def project(self, embeddings: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """See `MultiHeadAttention.project`."""
-        for _ in range(2):
-            warnings.warn("the semantics changed\nand more on that", stacklevel=1)
-        warnings.warn("a size was taken for a constant", RuntimeWarning, stacklevel=1)
-        warnings.warn("PyTorch will not call this so any more", FutureWarning, stacklevel=1)
-        warnings.warn("PyTorch does not call this so any more", DeprecationWarning, stacklevel=1)
-        print("a word on standard output")  # noqa: T201 (as the exporter does)
-        return super().project(embeddings, memory)
+def _in_the_graph(tensor: TensorProto) -> None:
+    del tensor.external_data[:]
+    tensor.data_location = TensorProto.DEFAULT
+    tensor.raw_data = bytes(4 * int(np.prod(tensor.dims)))
 
 
-def test_write_graph_hands_out_what_the_exporter_warns_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def _of_another_type(tensor: TensorProto) -> None:
+    tensor.data_type = TensorProto.FLOAT16
+
+
+def _entry(key: str, value: str) -> Callable[[TensorProto], None]:
+    def change(tensor: TensorProto) -> None:
+        next(entry for entry in tensor.external_data if entry.key == key).value = value
+
+    return change
+
+
+@pytest.mark.parametrize("written", ["self"], indirect=True)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    {
+        "in the graph itself": (_in_the_graph, f"expected float32 in {WEIGHTS_FILE}"),
+        "of another type": (_of_another_type, f"expected float32 in {WEIGHTS_FILE}"),
+        "in another file": (
+            _entry("location", "other"),
+            f"expected weights in {WEIGHTS_FILE} only",
+        ),
+        "beyond the end": (_entry("offset", "1156"), "lies beyond the end of layer.weights"),
+    }.values(),
+)
+def test_read_spec_of_weights_that_lie_elsewhere_is_refused(
+    written: Written, change: Callable[[TensorProto], None], message: str
 ) -> None:
-    """A warning is one line, told once and never lost; PyTorch's own ageing is no warning."""
-    layer = _WarningLayer(LayerConfig(8, 2))
+    """Only what the weights file holds is the layer's."""
+    model, graph = written.model, read_graph(written.path)
+    change(model.graph.initializer[-1])  # eight numbers, the last 32 of 1184 bytes
 
-    messages = write_graph(layer, tmp_path / "layer.onnx")
-
-    assert messages == ["the semantics changed", "a size was taken for a constant"]
-    assert capsys.readouterr() == ("", "")
+    with pytest.raises(ValueError, match=f"^graph: (output.bias: )?{re.escape(message)}$"):
+        read_spec(Graph(graph.path, model.SerializeToString(), graph.weights), LAYERS["self"])

@@ -7,10 +7,9 @@ import os
 import platform
 import re
 import shutil
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,13 @@ import safetensors.torch
 import torch
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file, save_file
-from torch import Tensor
 
-from export.attention import MultiHeadAttention
-from export.gate import Cell, GateFailed, ValuesDiffer, grid
+from export.gate import GateFailed, ValuesDiffer
+from export.grid import Cell, grid
+from export.layer_spec import LayerSpec
 from export.processor import processor
 from export.publish import PublishRefused, make_visible, publish, verify
-from export.sources import Source, from_state, random_layer
+from export.sources import Source, random_layer
 from service.contract import graph_inputs, graph_outputs
 from service.errors import ArtifactUnreadable
 from service.inference.artifact import (
@@ -37,6 +36,9 @@ from service.inference.artifact import (
     published_versions,
     read_artifact,
 )
+from service.inference.engine import OnnxEngine
+from service.layer_config import LayerConfig
+from tests.support.doubles import FaultyEngine
 from tests.support.layers import CONFIGS, Layers, sha256_of
 from tests.support.server import Server
 
@@ -52,17 +54,8 @@ UMASK = 0o027
 FILES = {"layer.onnx", "layer.weights", "golden.safetensors", "manifest.json"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Keep PyTorch off the other cores: on a busy machine its threads wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def _cross_of_equal_widths() -> Source:
-    """Return the layer whose state PyTorch packs though ours keeps it apart."""
+    """Return a layer whose two sources have the same width, though they are two."""
     return random_layer(8, 2, seed=SEED, memory_dim=8)
 
 
@@ -153,9 +146,17 @@ def test_manifest_describes_the_artifact(published: Published) -> None:
     manifest = json.loads((published.artifact.path / "manifest.json").read_text())
 
     created = datetime.fromisoformat(manifest["created"])
-    assert manifest["format"] == 1
+    assert manifest["format"] == 2
     assert (manifest["name"], manifest["version"]) == ("mha", 8)
-    assert manifest["layer"] == {"embed_dim": 8, "num_heads": 2, "memory_dim": 8, "bias": True}
+    said = {
+        key: value for key, value in manifest["layer"].items() if value not in (None, [], False)
+    }
+    assert said == {
+        **{"embed_dim": 8, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4, "memory_dim": 8},
+        "biases": ["query", "key", "value", "output"],
+    }
+    assert manifest["layer"].keys() == {field.name for field in fields(LayerConfig)}
+    assert manifest["proof"] == "whole"
     assert manifest["precision"] == "fp32"
     assert manifest["tolerance"] == TOLERANCE
     assert manifest["input_scale"] == 1
@@ -164,7 +165,7 @@ def test_manifest_describes_the_artifact(published: Published) -> None:
     assert published.before.replace(microsecond=0) <= created <= published.after
     assert manifest.keys() == {
         *("format", "name", "version", "layer", "precision", "tolerance", "input_scale"),
-        *("parity", "files", "source", "versions", "proven_on", "created"),
+        *("parity", "files", "source", "versions", "proven_on", "created", "tensors", "proof"),
     }
 
 
@@ -203,7 +204,7 @@ def test_manifest_versions_are_those_installed(published: Published) -> None:
 
     assert versions == {
         package: importlib.metadata.version(package)
-        for package in ("torch", "onnx", "onnxruntime", "onnxscript", "numpy", "headwise")
+        for package in ("torch", "onnx", "onnxruntime", "onnx-ir", "numpy", "headwise")
     }
 
 
@@ -278,46 +279,36 @@ def test_golden_answers_are_those_of_the_formula(layers: Layers, name: str) -> N
     assert (golden.memory is not None) == CONFIGS[name].is_cross
 
 
-def test_publish_layer_that_fails_the_gate_leaves_no_trace(tmp_path: Path) -> None:
+def test_publish_layer_that_fails_the_gate_leaves_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The exporter would rather publish nothing than something wrong."""
-    source, other = random_layer(8, 2, seed=SEED), random_layer(8, 2, seed=SEED + 1)
-    repository = tmp_path / "repository"
+    source, repository = random_layer(8, 2, seed=SEED), tmp_path / "repository"
+
+    def wrong(*arguments: Any, **options: Any) -> FaultyEngine:
+        return FaultyEngine(
+            OnnxEngine(*arguments, **options),
+            answer=lambda inputs, outputs: replace(outputs, output=outputs.output + 0.001),
+        )
+
+    monkeypatch.setattr("export.publish.OnnxEngine", wrong)
 
     with pytest.raises(ValuesDiffer, match=r"^batch 1, length 1, masks none: output differs"):
-        publish(replace(source, layer=other.layer), repository, "mha")
+        publish(source, repository, "mha")
 
     assert not list(repository.iterdir())
 
 
 def test_publish_weights_beyond_fp32_leave_no_trace(tmp_path: Path) -> None:
     """Finite weights whose products are not finite are found out by the gate."""
-    state = random_layer(8, 2, seed=SEED).reference.state_dict()
-    large = from_state({name: 1e30 * tensor for name, tensor in state.items()}, 2, origin={})
+    spec = random_layer(8, 2, seed=SEED).spec
+    tensors = {name: 1e30 * tensor for name, tensor in spec.tensors.items()}
+    large = Source(LayerSpec(spec.config, tensors), {})
 
     with pytest.raises(ValuesDiffer, match=r"differs from formula by inf, allowed 1e-05$"):
         publish(large, tmp_path, "mha")
 
     assert not list(tmp_path.iterdir())
-
-
-class _WarningLayer(MultiHeadAttention):
-    """A layer that warns while it is exported."""
-
-    def project(self, embeddings: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """See `MultiHeadAttention.project`."""
-        warnings.warn("the semantics changed", stacklevel=1)
-        return super().project(embeddings, memory)
-
-
-def test_publish_hands_on_what_the_exporter_warns_of(tmp_path: Path) -> None:
-    """A warning reaches whoever publishes, also when the gate then says no."""
-    source, told = random_layer(8, 2, seed=SEED), list[str]()
-    layer = _WarningLayer(source.config)
-
-    with pytest.raises(ValuesDiffer):
-        publish(replace(source, layer=layer), tmp_path, "mha", on_warning=told.append)
-
-    assert told == ["the semantics changed"]
 
 
 class _Interrupted(Exception):
@@ -495,6 +486,11 @@ def _replace_by_directory(file: Path) -> None:
     file.mkdir()
 
 
+def _claim_two_memories(path: Path) -> None:
+    _add_golden_memory(path)
+    _edit(path, lambda manifest: manifest["layer"].update(memory_dim=8, value_memory_dim=8))
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no artifact at all": (
         shutil.rmtree,
@@ -526,11 +522,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "one byte more": (
         lambda path: _append(path / "layer.weights", b"x"),
-        "{path}/layer.weights: expected 1152 bytes, found 1153",
+        "{path}/layer.weights: expected 1184 bytes, found 1185",
     ),
     "weights cut off": (
         lambda path: os.truncate(path / "layer.weights", 1000),
-        "{path}/layer.weights: expected 1152 bytes, found 1000",
+        "{path}/layer.weights: expected 1184 bytes, found 1000",
     ),
     "weights linked": (
         lambda path: _link(path / "layer.weights"),
@@ -547,8 +543,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "{path}/layer.onnx: expected a plain file, found a directory or device",
     ),
     "another format": (
-        lambda path: _edit(path, lambda manifest: manifest.update(format=2)),
-        "{path}/manifest.json: format: this version reads format 1 only; export the layer again",
+        lambda path: _edit(path, lambda manifest: manifest.update(format=3)),
+        "{path}/manifest.json: format: this version reads formats 1 to 2; export the layer again",
     ),
     "an unknown key": (
         lambda path: _edit(path, lambda manifest: manifest.update(quantised=True)),
@@ -592,8 +588,40 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "heads that do not divide": (
         lambda path: _edit(path, lambda manifest: manifest["layer"].update(num_heads=3)),
-        "{path}/manifest.json: layer: Value error, embed_dim: expected a multiple of num_heads 3,"
-        " got 8",
+        "{path}/manifest.json: layer: num_kv_heads: expected a divisor of num_heads 3, got 2",
+    ),
+    "heads without a width": (
+        lambda path: _edit(path, lambda m: m["layer"].update(num_heads=3, head_dim=0)),
+        "{path}/manifest.json: layer: embed_dim: expected a multiple of num_heads 3, got 8",
+    ),
+    "a bias as in format 1": (
+        lambda path: _edit(path, lambda manifest: manifest["layer"].update(bias=True)),
+        "{path}/manifest.json: layer.bias: Unexpected keyword argument",
+    ),
+    "an option that nothing here computes": (
+        lambda path: _edit(
+            path, lambda m: m["layer"].update(position_bias={"kind": "kerple", "reach": 0})
+        ),
+        "{path}/manifest.json: layer.position_bias.kind: Input should be 'alibi' or 'buckets'",
+    ),
+    "an option that lacks a number": (
+        lambda path: _edit(
+            path, lambda m: m["layer"].update(position_bias={"kind": "buckets", "reach": 0})
+        ),
+        "{path}/manifest.json: layer.position_bias: position_bias.reach: expected a"
+        " positive number for buckets, 0 for alibi, got 0 for buckets",
+    ),
+    "no golden memory of a layer that has one": (
+        lambda path: _edit(path, lambda manifest: manifest["layer"].update(memory_dim=8)),
+        "{path}/golden.safetensors: expected a tensor memory of float32",
+    ),
+    "no golden value memory of a layer that has one": (
+        lambda path: _claim_two_memories(path),
+        "{path}/golden.safetensors: expected a tensor value_memory of float32",
+    ),
+    "no golden weights of extra keys": (
+        lambda path: _edit(path, lambda m: m["layer"].update(extra_keys=["zero"])),
+        "{path}/golden.safetensors: expected a tensor extra_weights of float32",
     ),
     "a path as name": (
         lambda path: _edit(path, lambda manifest: manifest.update(name="../../etc")),
@@ -711,7 +739,7 @@ def test_verify_good_artifact_passes_every_check_again(published: Published) -> 
 
 
 def _alter_weight(path: Path, change: Callable[[Any], Any]) -> None:
-    """Change the last number of the weights, a weight of the output matrix."""
+    """Change the last number of the weights, one of the output bias."""
     numbers = np.fromfile(path / "layer.weights", np.float32)
     numbers[-1] = change(numbers[-1])
     numbers.tofile(path / "layer.weights")
@@ -756,8 +784,7 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a weight that is no number": (
         lambda path: _alter_weight(path, lambda number: np.nan),
-        r".*/layer\.onnx: state dict: out_proj\.weight: expected finite FP32 numbers,"
-        r" got NaN or infinity",
+        r".*/layer\.onnx: output\.bias: expected finite numbers, got NaN or infinity",
     ),
     "a golden output": (
         lambda path: _alter_golden(path, output=lambda array: array + 0.001),
@@ -789,11 +816,8 @@ FORGERIES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a graph of no layer": (
         _other_graph,
-        r".*/layer\.onnx: graph: expected 2 projections, found 0 matrices and 0 biases",
-    ),
-    "a manifest without bias": (
-        lambda path: _edit(path, lambda manifest: manifest["layer"].update(bias=False)),
-        r".*/layer\.onnx: graph: expected 2 projections, found 2 matrices and 2 biases",
+        r".*/layer\.onnx: graph: expected the weights query_key_value\.weight,"
+        r" query_key_value\.bias, output\.weight, output\.bias, found none",
     ),
 }
 
@@ -817,6 +841,34 @@ def test_verify_forged_artifact_fails_though_its_checksums_are_right(
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        {"biases": []},
+        {"num_kv_heads": 1},
+        {"causal": True},
+        {"scale": 3.0},
+        {"softcap": 5.0},
+        {"window": 12},
+        {"norm": {"kind": "rms", "epsilon": 1e-6, "span": "head"}},
+    ],
+    ids=str,
+)
+def test_manifest_of_a_layer_that_the_graph_is_not_of_is_refused(
+    copy: Path, change: dict[str, Any]
+) -> None:
+    """Also what no call of a proof would show, such as a window longer than its sequences."""
+    _edit(copy, lambda manifest: manifest["layer"].update(change))
+    artifact = read_artifact(copy)
+
+    for refused in (
+        lambda: verify(copy),
+        lambda: OnnxEngine(artifact.graph, artifact.manifest.layer),
+    ):
+        with pytest.raises(ArtifactUnreadable, match="the graph is of another layer than the man"):
+            refused()
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (
@@ -828,15 +880,15 @@ def test_verify_forged_artifact_fails_though_its_checksums_are_right(
             "input embeddings axes: expected ['batch', 'length', 16], found ['batch', 'length', 8]",
         ),
         (
-            {"memory_dim": 8},
-            "input names: expected ['embeddings', 'memory', 'pair_mask', 'head_mask', 'plain'],"
+            {"positional": "sinusoidal"},
+            "input names: expected ['embeddings', 'positions', 'pair_mask', 'head_mask', 'plain'],"
             " found ['embeddings', 'pair_mask', 'head_mask', 'plain']",
         ),
     ],
     ids=str,
 )
 def test_verify_manifest_of_another_layer_is_refused(
-    copy: Path, change: dict[str, int], message: str
+    copy: Path, change: dict[str, object], message: str
 ) -> None:
     """The graph must be the one that the manifest describes."""
     _edit(copy, lambda manifest: manifest["layer"].update(change))

@@ -13,10 +13,10 @@ import numpy as np
 from service.api.api_keys import ApiKeys
 from service.api.server import Server
 from service.app import make_server
-from service.contract import LayerConfig
 from service.errors import InferenceFailed
 from service.inference.calls import Inputs, Outputs, Run
 from service.inference.engine import Engine, Provider, Stop
+from service.layer_config import LayerConfig
 from service.log_writer import LogWriter
 from service.logs import Log
 from service.settings import Settings

@@ -8,11 +8,12 @@ import onnxruntime
 import pytest
 
 from export.formula import Formula
-from service.contract import GraphTensor, LayerConfig, graph_inputs
+from service.contract import GraphTensor, graph_inputs
 from service.errors import ArtifactUnreadable, InferenceFailed, ProviderUnavailable
 from service.inference.artifact import Graph, read_graph
 from service.inference.calls import Inputs, Outputs
 from service.inference.engine import OnnxEngine, check_signature, full_mask
+from service.layer_config import LayerConfig
 from tests.support.layers import CONFIGS, Layers
 
 TOLERANCE = 1e-5
@@ -114,7 +115,7 @@ def test_run_row_with_nothing_to_attend_to_gets_bias_and_zeros(
 
     answer = engine.run(Inputs(x, attend_mask=hidden), weights=weights)
 
-    bias = layers.formula("mha")._out_bias
+    bias = layers.tensors("mha")["output.bias"]
     np.testing.assert_allclose(answer.output[1], np.tile(bias, (4, 1)), atol=TOLERANCE)
     np.testing.assert_allclose(answer.output[0], alone[0], atol=TOLERANCE)
     if weights:
