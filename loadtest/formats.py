@@ -55,7 +55,7 @@ def decode(work: Work, api: str, body: bytes, header_length: int | None) -> Arra
     if work.format == "json" and api == "headwise":
         found = orjson.loads(body)
         if "outputs" not in found:  # as calls of one's own of the protocol have it
-            names = ("output", "attention_weights")
+            names = ("output", "attention_weights", "extra_weights")
             return {name: np.array(found[name], np.float32) for name in names if name in found}
     return oip.decode(body, header_length)
 
@@ -107,8 +107,9 @@ def _v1_json(target: Target, work: Work, tensors: Tensors) -> Message:
 def _safetensors(target: Target, work: Work, tensors: Tensors) -> Message:
     if work.heads is not None:
         raise UsageWrong("--weights: heads by number cannot be asked for in safetensors")
-    weights, causal = (str(flag).lower() for flag in (work.weights == "on", tensors.causal))
-    query = f"model={quote(target.model)}&weights={weights}&causal={causal}"
+    query = f"model={quote(target.model)}&weights={str(work.weights == 'on').lower()}"
+    if tensors.causal:
+        query += "&causal=true"
     given = {**tensors.inputs, **tensors.masks}
     return Message(
         f"/v1/attention?{query}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from loadtest.errors import UsageWrong
 from loadtest.oip import Arrays
 from loadtest.work import Tensors, Work
-from service.contract import EMBEDDINGS, MEMORY
+from service.contract import EMBEDDINGS, MEMORY, VALUE_MEMORY
 from service.errors import StartRefused
 from service.inference.artifact import find_artifacts, read_artifact
 from service.inference.calls import Inputs
@@ -28,7 +28,8 @@ def of_artifact(
     """
     try:
         artifact = read_artifact(find_artifacts(repository)[model])
-        engine = OnnxEngine(artifact.graph, artifact.manifest.layer)
+        layer = artifact.manifest.layer
+        engine = OnnxEngine(artifact.graph, layer)
     except KeyError:
         raise UsageWrong(f"--repository: {repository}: holds no artifact {model}") from None
     except (StartRefused, OSError) as error:
@@ -40,12 +41,15 @@ def of_artifact(
             memory=one.inputs.get(MEMORY),
             attend_mask=one.attend_mask,
             pair_mask=one.pair_mask,
-            causal=one.causal,
+            causal=one.causal or layer.causal,
+            value_memory=one.inputs.get(VALUE_MEMORY),
         )
         outputs = engine.run(inputs, weights=work.weights != "off")
         arrays: Arrays = {"output": outputs.output}
+        heads = slice(None) if work.heads is None else list(work.heads)
         if outputs.attention_weights is not None:
-            heads = slice(None) if work.heads is None else list(work.heads)
             arrays["attention_weights"] = outputs.attention_weights[:, heads]
+        if outputs.extra_weights is not None:
+            arrays["extra_weights"] = outputs.extra_weights[:, heads]
         found.append(arrays)
     return found

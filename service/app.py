@@ -70,7 +70,7 @@ _REST_S = 5.0
 """How long no engine must have run before memory is given back, at the least."""
 
 _DESCRIPTION = """\
-Serves multi-head-attention layers: send embeddings, get outputs and each head's weights.
+Serves attention layers: send embeddings, get outputs and each head's weights.
 
 Masks say **true = takes part**. Errors are `{"error": …, "code": …}` with a fitting status.
 HEAD is answered wherever GET is. Where the server asks for a key, **Authorize** takes it.

@@ -32,6 +32,7 @@ _FOR_THE_MAIN_ENVIRONMENT = [
     "bench/*",
     "export/*",
     "loadtest/*",
+    "service/inference/test_engine_options.py",
     "system/test_client_control.py",
     "system/test_clients.py",
     "system/test_documentation.py",
@@ -79,6 +80,13 @@ def checkpoint() -> Path:
 def server(layers: Layers) -> Iterator[Server]:
     """Return a server of all test layers that no test may stop or starve."""
     with Server(layers.repository) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def wide_server(layers: Layers) -> Iterator[Server]:
+    """Return a server of the layers that are more than multi-head attention."""
+    with Server(layers.wide, shared_memory=True) as running:
         yield running
 
 

@@ -27,13 +27,15 @@ from service.codecs import oip_request
 from service.codecs.chunks import Chunk
 from service.codecs.compression import ENCODINGS, encoding_of
 from service.codecs.json_bounds import UNCOUNTED_BYTES, bounds_of
+from service.codecs.oip_outputs import offered_outputs
 from service.codecs.options import header_timeout
 from service.codecs.size import JSON_PER_RAW_BYTE, Size
-from service.contract import LayerConfig
 from service.errors import Failed, HeadwiseError
 from service.inference.calls import Answer, Call
 from service.inference.queued_call import QueuedCall
-from service.inference.validation import Tensors, to_call, unchecked_call
+from service.inference.tensors import Tensors
+from service.inference.validation import to_call, unchecked_call
+from service.layer_config import LayerConfig
 from service.telemetry.request_record import CLIENT_LEFT, RequestRecord
 from service.telemetry.tracing import CONTEXT_HEADERS
 from service.transport.coalescing import WHOLE, Delivery
@@ -152,8 +154,9 @@ class InferFastPath:
                 size, counts = oip_request.work_of(body, route.json_bytes, bounds)
                 if not size.is_small:
                     return None
+            offered = offered_outputs(route.with_weights, model.layer)
             request = oip_request.outline(
-                body, route.json_bytes, route.with_weights, route.timeout_s, bounds, counts
+                body, route.json_bytes, offered, route.timeout_s, bounds, counts
             )
             if request.slots:
                 return None
@@ -236,10 +239,11 @@ class InferFastPath:
         Return the call; None = its answer would not be small.
 
         Raises:
-            HeadwiseError: see `to_call`; shapes that have passed are not checked again.
+            HeadwiseError: see `to_call`; shapes that have passed are not checked again, positions
+                are.
         """
         if route.passed is not None and route.passed[0] is request and route.passed[1] is layer:
-            return unchecked_call(tensors, request.options)
+            return unchecked_call(tensors, request.options, layer)
         limits = self._server.limits
         call = to_call(tensors, request.options, layer, limits)
         if not _answer_size(request, call, layer).is_small:
@@ -371,7 +375,8 @@ def _answer_size(request: oip_request.InferRequest, call: Call, layer: LayerConf
     rows, length, embed_dim = call.inputs.embeddings.shape
     numbers = rows * length * embed_dim
     if call.weights:
-        numbers += rows * layer.num_heads * length * call.inputs.key_length
+        width = call.inputs.key_length + len(layer.extra_keys)
+        numbers += rows * layer.num_heads * length * width
     if all(request.outputs.values()):
         return Size(raw_bytes=4 * numbers)
     return Size(json_bytes=4 * numbers * JSON_PER_RAW_BYTE)

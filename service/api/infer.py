@@ -17,7 +17,8 @@ from service.codecs.size import Size
 from service.errors import InvalidInput
 from service.inference.calls import Answer, Call, Options
 from service.inference.model import Model
-from service.inference.validation import Tensors, answer_bytes, to_call
+from service.inference.tensors import Tensors
+from service.inference.validation import answer_bytes, to_call
 from service.telemetry.request_record import RequestRecord
 from service.telemetry.statistics import ModelStatistics
 from service.transport.body_memory import FREE_BYTES

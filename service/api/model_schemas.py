@@ -8,13 +8,69 @@ _NUMBER: Final[Json] = {"type": "number"}
 _INTEGER: Final[Json] = {"type": "integer"}
 _STRING: Final[Json] = {"type": "string"}
 
+_ROTARY: Final = json_object(
+    {
+        "base": _NUMBER,
+        "dims": {"type": "integer", "description": "numbers of each head that are turned"},
+        "interleaved": {"type": "boolean", "description": "pairs are (0, 1), (2, 3), …"},
+        "scaling": {"type": "string", "description": "none, linear, dynamic, yarn, …"},
+        "factor": _NUMBER,
+        "original_length": {"type": ["integer", "null"]},
+        "magnitude": {"type": "number", "description": "multiplies cosine and sine"},
+    }
+)
+
+_NORM: Final = json_object(
+    {
+        "kind": {"enum": ["rms", "layer"]},
+        "epsilon": _NUMBER,
+        "span": {"enum": ["head", "projection"]},
+    }
+)
+
+_POSITION_BIAS: Final = json_object(
+    {
+        "kind": {"enum": ["alibi", "buckets"]},
+        "reach": {"type": "integer", "description": "distances beyond it count as this one"},
+    }
+)
+
+_NONE: Final[Json] = {"type": "null"}
+
 _LAYER: Final = json_object(
     {
         "embed_dim": _INTEGER,
         "num_heads": _INTEGER,
         "memory_dim": {"type": ["integer", "null"], "description": "null = self-attention"},
-        "bias": BOOLEAN,
+        "value_memory_dim": {
+            "type": ["integer", "null"],
+            "description": "width of the source of values; null = they are made of memory",
+        },
+        "num_kv_heads": {
+            "type": "integer",
+            "description": "heads of keys and values, each of which serves several of queries",
+        },
         "head_dim": _INTEGER,
+        "biases": array(_STRING, description="the projections that have a bias"),
+        "scale": {"type": ["number", "null"], "description": "null = 1 / sqrt(head_dim)"},
+        "softcap": {"type": ["number", "null"]},
+        "causal": {"type": "boolean", "description": "of a call that does not say"},
+        "window": {
+            "type": ["integer", "null"],
+            "description": "query s attends to key t only where |s - t| < window",
+        },
+        "rotary": {"anyOf": [_ROTARY, _NONE]},
+        "norm": {"anyOf": [_NORM, _NONE], "description": "of queries and keys"},
+        "position_bias": {"anyOf": [_POSITION_BIAS, _NONE]},
+        "extra_keys": array(_STRING, description="learned, zero or sink; see extra_weights"),
+        "positional": {
+            "type": ["string", "null"],
+            "description": "what is added to embeddings for their positions: sinusoidal, learned",
+        },
+        "max_positions": {
+            "type": ["integer", "null"],
+            "description": "how many positions the learned table has",
+        },
     }
 )
 
@@ -38,8 +94,20 @@ _SHORT: Final[dict[str, Json]] = {
             "embed_dim": 8,
             "num_heads": 2,
             "memory_dim": None,
-            "bias": True,
+            "value_memory_dim": None,
+            "num_kv_heads": 2,
             "head_dim": 4,
+            "biases": ["query", "key", "value", "output"],
+            "scale": None,
+            "softcap": None,
+            "causal": False,
+            "window": None,
+            "rotary": None,
+            "norm": None,
+            "position_bias": None,
+            "extra_keys": [],
+            "positional": None,
+            "max_positions": None,
         }
     },
     "precision": {"type": "string", "example": "fp32"},
@@ -69,6 +137,12 @@ MODEL: Final = json_object(
             "description": "what a call may hold: datatype, shape, meaning",
             "example": {"embeddings": "FP32 [B, S, 8], required"},
         },
+        "outputs": {
+            "type": "object",
+            "additionalProperties": _STRING,
+            "description": "what is answered: datatype, shape, meaning",
+            "example": {"output": "FP32 [B, S, 8]"},
+        },
         "limits": {
             "type": "object",
             "additionalProperties": {"type": ["integer", "boolean"]},
@@ -93,6 +167,11 @@ MODEL: Final = json_object(
             "type": "object",
             "description": "what the layer was exported from",
             "example": {"kind": "seed", "seed": 0},
+        },
+        "tensors": array(_STRING, description="of the source, of which the layer was made"),
+        "proof": {
+            "enum": ["whole", "reduced"],
+            "description": "which grid the cases of parity are of",
         },
         "versions": {
             "type": "object",

@@ -9,13 +9,14 @@ from service.codecs import attention_json, oip_request, oip_response
 from service.codecs.json_bounds import bounds_of
 from service.codecs.names import check_parameters
 from service.codecs.oip_inputs import Places
+from service.codecs.oip_outputs import offered_outputs
 from service.codecs.oip_request import InferRequest
 from service.codecs.options import header_timeout
 from service.codecs.readers import Hold
 from service.codecs.size import Size
-from service.contract import LayerConfig
 from service.inference.calls import Answer
 from service.inference.model import Model
+from service.layer_config import LayerConfig
 from service.telemetry.statistics import ModelStatistics
 from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange
@@ -79,6 +80,7 @@ async def read_request(
     _, with_weights = oip_request.split_model_name(name)
     timeout_s = header_timeout(headers)
     json_bytes = oip_request.json_size(headers.get(oip_request.HEADER_LENGTH), len(content))
+    offered = offered_outputs(with_weights, layer)
     bounds = bounds_of(server.limits, layer.token_width)
     counting = Size(raw_bytes=json_bytes)
     size, counts = await server.offload.do(
@@ -89,7 +91,7 @@ async def read_request(
         oip_request.decode,
         content,
         json_bytes,
-        with_weights,
+        offered,
         timeout_s,
         bounds,
         counts,

@@ -12,7 +12,14 @@ from typing import Any
 from starlette.requests import Request
 
 from service.codecs.oip_request import split_model_name
-from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, MEMORY, OUTPUT, WEIGHTS_SUFFIX
+from service.contract import (
+    ATTENTION_WEIGHTS,
+    EMBEDDINGS,
+    MEMORY,
+    OUTPUT,
+    VALUE_MEMORY,
+    WEIGHTS_SUFFIX,
+)
 from service.inference.model import Model
 from service.inference.models import Models
 
@@ -44,17 +51,19 @@ class ProtocolModel:
         """
         Return the required inputs.
 
-        Masks are accepted and not declared: a tool that sends all that is declared
-        could not know their shape.
+        Masks and positions are accepted and not declared: a tool that sends all that is
+        declared could not know their shape.
         """
         layer = self.served.layer
         inputs = [DeclaredTensor(EMBEDDINGS, (-1, -1, layer.embed_dim))]
         if layer.memory_dim is not None:
             inputs.append(DeclaredTensor(MEMORY, (-1, -1, layer.memory_dim)))
+        if layer.value_memory_dim is not None:
+            inputs.append(DeclaredTensor(VALUE_MEMORY, (-1, -1, layer.value_memory_dim)))
         return inputs
 
     def outputs(self) -> list[DeclaredTensor]:
-        """Return the declared outputs."""
+        """Return the declared outputs; `extra_weights` is answered and not declared."""
         layer = self.served.layer
         outputs = [DeclaredTensor(OUTPUT, (-1, -1, layer.embed_dim))]
         if self.name != self.served.name:

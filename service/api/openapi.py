@@ -88,6 +88,8 @@ _WEIGHTS: Final[Json] = {
     "description": "also return attention weights: true, or those of some heads, as in heads",
 }
 
+_CAUSAL: Final[Json] = ATTENTION_REQUEST["properties"]["causal"] | {"type": "boolean"}
+
 OPTION_PARAMETERS: Final[list[Json]] = [
     {
         "name": name,
@@ -96,7 +98,7 @@ OPTION_PARAMETERS: Final[list[Json]] = [
         "schema": schema,
     }
     for name, schema in (
-        ATTENTION_REQUEST["properties"] | {"weights": _WEIGHTS, HEADS: _HEADS}
+        ATTENTION_REQUEST["properties"] | {"weights": _WEIGHTS, HEADS: _HEADS, "causal": _CAUSAL}
     ).items()
     if name in TEXT_NAMES
 ] + [_TIMEOUT]
@@ -160,7 +162,7 @@ def inference_paths() -> Json:
         "summary": "Attend over a batch of embeddings",
         "description": "The layer's output and, when asked, each head's attention weights, in the"
         " format of the request unless `Accept` says otherwise. A query with nothing to attend"
-        " to gets zero weights and the output bias.",
+        " to gets zero weights and the output bias, unless the layer has extra keys.",
         "operationId": "attention",
         "parameters": OPTION_PARAMETERS,
         "requestBody": _body(

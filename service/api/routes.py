@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from service.api.described_tensors import described_inputs, described_outputs
 from service.api.model_schemas import LIVE, MODEL, MODEL_LIST, READY
 from service.api.openapi import HEALTH, MODELS, NAME_PARAMETER, VERSION_PARAMETER, responses
 from service.api.routing import add_get, json_response
@@ -75,12 +76,15 @@ class Routes:
         return json_response(
             {
                 **self._describe(model),
-                "inputs": _described_inputs(model),
+                "inputs": described_inputs(model.layer),
+                "outputs": described_outputs(model.layer),
                 "limits": dataclasses.asdict(self._server.limits)
                 | {"max_body_bytes": self._server.settings.max_body_bytes},
                 "parity": [dataclasses.asdict(row) for row in manifest.parity],
                 "input_scale": manifest.input_scale,
                 "source": manifest.source,
+                "tensors": manifest.tensors,
+                "proof": manifest.proof,
                 "versions": manifest.versions,
                 "proven_on": manifest.proven_on,
                 "created": manifest.created,
@@ -127,28 +131,10 @@ class Routes:
             ],
             "ready": model.problem is None,
             "problem": model.problem,
-            "layer": dataclasses.asdict(model.layer) | {"head_dim": model.layer.head_dim},
+            "layer": dataclasses.asdict(model.layer),
             "precision": manifest.precision,
             "provider": model.engine.provider,
             "tolerance": manifest.tolerance,
             "worst_output_error": manifest.worst_output_error,
             "worst_weights_error": manifest.worst_weights_error,
         }
-
-
-def _described_inputs(model: Model) -> dict[str, str]:
-    """Say what a call to this model may hold."""
-    layer = model.layer
-    keys = "T" if layer.is_cross else "S"
-    memory = {"memory": f"FP32 [B, T, {layer.memory_dim}], required"} if layer.is_cross else {}
-    causal = {} if layer.is_cross else {"causal": "boolean: attend to keys t <= s only"}
-    return {
-        "embeddings": f"FP32 [B, S, {layer.embed_dim}], required",
-        **memory,
-        "attend_mask": f"BOOL, or integers 0 and 1, [B, {keys}]: true = this key takes part",
-        "pair_mask": f"BOOL, or integers 0 and 1, [B or 1, {layer.num_heads} or 1, S, {keys}]:"
-        " true = this query may attend to this key",
-        "head_mask": f"FP32 [{layer.num_heads}] or [B, {layer.num_heads}]:"
-        " multiplies each head's output",
-        **causal,
-    }

@@ -3,8 +3,9 @@
 from collections.abc import Collection
 from typing import Any, Final
 
-from service.codecs.datatypes import DTYPES
-from service.contract import MAX_VERSION
+from service.codecs.datatypes import DTYPES, INPUTS
+from service.contract import ATTENTION_WEIGHTS, EXTRA_WEIGHTS, MAX_VERSION, OUTPUT
+from service.layer_config import MAX_POSITION
 
 Json = dict[str, Any]
 
@@ -25,6 +26,8 @@ _NUMBER: Final[Json] = {"type": "number"}
 _FLAG: Final[Json] = {"enum": [True, False, 1, 0]}
 
 BOOLEAN: Final[Json] = {"type": "boolean"}
+
+_POSITION: Final[Json] = {"type": "integer", "minimum": 0, "maximum": MAX_POSITION}
 
 _SEQUENCE: Final = array(array(_NUMBER, minItems=1), minItems=1)
 
@@ -59,6 +62,15 @@ ATTENTION_REQUEST: Final[Json] = {
             "description": "[B][T][M] or [T][M]: keys and values; cross-attention layers only",
             "anyOf": [array(_SEQUENCE, minItems=1), _SEQUENCE],
         },
+        "value_memory": {
+            "description": "[B][T][M_v] or [T][M_v]: values, for layers whose values have another"
+            " source than keys",
+            "anyOf": [array(_SEQUENCE, minItems=1), _SEQUENCE],
+        },
+        "positions": {
+            "description": "[B][S] or [S]: for layers that have positions; default: 0, 1, 2, …",
+            "anyOf": [array(array(_POSITION)), array(_POSITION)],
+        },
         "attend_mask": {
             "description": "[B][T] or [T]: padding; **true, or 1, = this key takes part**",
             "anyOf": [array(array(_FLAG)), array(_FLAG)],
@@ -73,7 +85,11 @@ ATTENTION_REQUEST: Final[Json] = {
             "description": "[H] or [B][H]: multiplies each head's output; 0 switches it off",
             "anyOf": [array(_NUMBER), array(array(_NUMBER))],
         },
-        "causal": {"type": "boolean", "default": False, "description": "attend to t <= s only"},
+        "causal": {
+            "type": ["boolean", "null"],
+            "description": "attend to t <= s only; default: as the layer was published, which"
+            " `/v1/models/{name}` says",
+        },
         "weights": {
             "description": "also return attention weights: each head's, or those of some heads,"
             " numbered from 0",
@@ -117,7 +133,12 @@ ATTENTION_ANSWER: Final[Json] = {
         },
         "attention_weights": {
             "description": "[B][H][S][T] or [H][S][T], of the heads that were asked for;"
-            " rows sum to 1, or to 0 when all is hidden",
+            " rows sum to 1 together with extra_weights, or to 0 when all is hidden",
+            "anyOf": [array(array(_MATRIX)), array(_MATRIX)],
+        },
+        "extra_weights": {
+            "description": "[B][H][S][n] or [H][S][n], beside attention_weights where the layer"
+            " has n extra keys (learned, zero, sink)",
             "anyOf": [array(array(_MATRIX)), array(_MATRIX)],
         },
     },
@@ -127,12 +148,12 @@ _INFER_TENSOR: Final[Json] = {
     "type": "object",
     "required": ["name", "shape", "datatype"],
     "properties": {
-        "name": {"enum": ["embeddings", "memory", "attend_mask", "pair_mask", "head_mask"]},
+        "name": {"enum": list(INPUTS)},
         "shape": array({"type": "integer", "minimum": 1}),
         "datatype": {
             "enum": list(DTYPES),
-            "description": "masks: BOOL, or integers 0 and 1; all else: FP32, or another number"
-            " type, of values that FP32 holds",
+            "description": "masks: BOOL, or integers 0 and 1; positions: INT64 or INT32; all"
+            " else: FP32, or another number type, of values that FP32 holds",
         },
         "parameters": {
             "type": "object",
@@ -161,7 +182,11 @@ INFER_REQUEST: Final[Json] = {
                 "type": "object",
                 "required": ["name"],
                 "properties": {
-                    "name": {"type": "string"},
+                    "name": {
+                        "type": "string",
+                        "description": "output; of {name}-weights also attention_weights, and"
+                        " extra_weights where the layer has extra keys",
+                    },
                     "parameters": {
                         "type": "object",
                         "description": "binary_data (boolean), or shared_memory_region,"
@@ -189,7 +214,7 @@ INFER_ANSWER: Final[Json] = {
                 "type": "object",
                 "required": ["name", "datatype", "shape"],
                 "properties": {
-                    "name": {"enum": ["output", "attention_weights"]},
+                    "name": {"enum": [OUTPUT, ATTENTION_WEIGHTS, EXTRA_WEIGHTS]},
                     "datatype": {"type": "string"},
                     "shape": array({"type": "integer"}),
                     "parameters": {
@@ -230,7 +255,9 @@ MODEL_METADATA: Final[Json] = {
         "name": {"type": "string"},
         "versions": array({"type": "string"}, description="those that are served"),
         "platform": {"type": "string"},
-        "inputs": array(TENSOR_METADATA, description="the required ones; masks may come too"),
+        "inputs": array(
+            TENSOR_METADATA, description="the required ones; masks and positions may come too"
+        ),
         "outputs": array(TENSOR_METADATA),
     },
 }

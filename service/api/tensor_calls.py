@@ -134,7 +134,7 @@ class TensorCalls:
             )
         with released(server, admitted):
             if request.kept:
-                oip_response.check_kept(request, admitted.call, model.layer.num_heads)
+                oip_response.check_kept(request, admitted.call, model.layer)
             answer = await computed(admitted)
             encode_started = time.monotonic()
             at_once, sent = oip_response.sizes(request, answer)

@@ -12,7 +12,7 @@ from service.codecs.readers import Hold
 from service.codecs.size import JSON_PER_RAW_BYTE, Size
 from service.errors import NotAcceptable, UnsupportedMediaType
 from service.inference.calls import Answer, Options
-from service.inference.validation import Tensors
+from service.inference.tensors import Tensors
 from service.transport.body_memory import HeldBody
 from service.transport.exchange import Exchange
 from service.transport.negotiation import best_offer

@@ -12,6 +12,7 @@ import numpy as np
 import orjson
 
 from service.codecs.chunks import Chunk, json_array
+from service.codecs.datatypes import INPUTS, INT64, INTEGERS
 from service.codecs.json_bounds import JsonBounds, JsonCounts, bounds_of
 from service.codecs.json_reader import Nested, Node, Reader
 from service.codecs.names import HEADS, OPTIONS, check_names
@@ -21,17 +22,21 @@ from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
+    EXTRA_WEIGHTS,
     HEAD_MASK,
     MEMORY,
     OUTPUT,
     PAIR_MASK,
+    POSITIONS,
+    VALUE_MEMORY,
 )
 from service.errors import InvalidInput
-from service.inference.calls import Answer, Bools, Floats, Options
-from service.inference.validation import Limits, Tensors, add_batch_axis, pad, pad_last
+from service.inference.calls import Answer, Bools, Floats, Lengths, Options
+from service.inference.tensors import Tensors, add_batch_axis
+from service.inference.validation import Limits, pad, pad_last
 
 MEDIA_TYPE: Final = "application/json"
-_KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, *OPTIONS)
+_KEYS: Final = (*INPUTS, *OPTIONS)
 
 
 def decode(
@@ -68,7 +73,12 @@ def encode(name: str, version: int, answer: Answer, *, single: bool) -> Iterator
     if answer.heads is not None:
         head[HEADS] = answer.heads
     yield orjson.dumps(head)[:-1]
-    for key, tensors in ((OUTPUT, answer.outputs()), (ATTENTION_WEIGHTS, answer.weights())):
+    named = {
+        OUTPUT: answer.outputs(),
+        ATTENTION_WEIGHTS: answer.weights(),
+        EXTRA_WEIGHTS: answer.weights_of_extra_keys(),
+    }
+    for key, tensors in named.items():
         if not tensors:
             continue
         yield b',"%s":' % key.encode()
@@ -104,6 +114,7 @@ def _decode(
         _check_axes(nested, MEMORY, "[B]", "[T][M]", single=single)
         key_lengths, memory, memory_lengths = _sequences(nested, MEMORY, limits, single=single)
         _check_count(MEMORY, len(key_lengths), len(lengths))
+    value_memory = _value_memory(reader, root, key_lengths, limits, single=single)
     tensors = Tensors(
         block,
         memory,
@@ -112,6 +123,8 @@ def _decode(
         _head_mask(reader, root),
         true_lengths,
         memory_lengths,
+        value_memory,
+        _positions(reader, root, lengths, limits, single=single),
     )
     return (add_batch_axis(tensors) if single else tensors), options, single
 
@@ -138,6 +151,37 @@ def _sequences(
     return lengths, block, true_lengths
 
 
+def _value_memory(
+    reader: Reader,
+    root: dict[str, Node],
+    key_lengths: list[int],
+    limits: Limits,
+    *,
+    single: bool,
+) -> Floats | None:
+    if VALUE_MEMORY not in root:
+        return None
+    nested = reader.floats(root[VALUE_MEMORY], VALUE_MEMORY)
+    _check_axes(nested, VALUE_MEMORY, "[B]", "[T][M_v]", single=single)
+    lengths, block, _ = _sequences(nested, VALUE_MEMORY, limits, single=single)
+    _check_lengths(VALUE_MEMORY, lengths, key_lengths, "tokens, one a key", single=single)
+    return block
+
+
+def _positions(
+    reader: Reader, root: dict[str, Node], lengths: list[int], limits: Limits, *, single: bool
+) -> Lengths | None:
+    if POSITIONS not in root:
+        return None
+    nested = reader.integers(root[POSITIONS], POSITIONS, INTEGERS[INT64])
+    _check_axes(nested, POSITIONS, "[B]", "[S]", single=single)
+    _check_lengths(POSITIONS, nested.counts[-1], lengths, "numbers, one a token", single=single)
+    if single:
+        return nested.values
+    parts = np.split(nested.values, np.cumsum(lengths)[:-1])
+    return pad_last(parts, POSITIONS, limits)
+
+
 def _attend_mask(
     reader: Reader,
     root: dict[str, Node],
@@ -150,13 +194,8 @@ def _attend_mask(
         return None
     nested = reader.bools(root[ATTEND_MASK], ATTEND_MASK)
     _check_axes(nested, ATTEND_MASK, "[B]", "[T]", single=single)
-    _check_count(ATTEND_MASK, len(nested.counts[-1]), len(key_lengths))
-    for i, (found, expected) in enumerate(zip(nested.counts[-1], key_lengths, strict=True)):
-        if found != expected:
-            place = "" if single else f"[{i}]"
-            raise InvalidInput(
-                f"{ATTEND_MASK}{place}: expected {expected} values, one a key, got {found}"
-            )
+    counts = nested.counts[-1]
+    _check_lengths(ATTEND_MASK, counts, key_lengths, "values, one a key", single=single)
     if single:
         return nested.values
     parts = np.split(nested.values, np.cumsum(key_lengths)[:-1])
@@ -246,6 +285,17 @@ def _check_axes(nested: Nested, name: str, batch: str, axes: str, *, single: boo
 def _axes(rank: int) -> str:
     """Show how deep arrays are nested."""
     return "[]" * rank + (" (one level of arrays)" if rank == 1 else f" ({rank} levels of arrays)")
+
+
+def _check_lengths(
+    name: str, found: list[int], expected: list[int], what: str, *, single: bool
+) -> None:
+    """Refuse sequences of other lengths; `what` says of what each has as many as expected."""
+    _check_count(name, len(found), len(expected))
+    for i, (have, want) in enumerate(zip(found, expected, strict=True)):
+        if have != want:
+            place = "" if single else f"[{i}]"
+            raise InvalidInput(f"{name}{place}: expected {want} {what}, got {have}")
 
 
 def _check_count(name: str, found: int, expected: int) -> None:

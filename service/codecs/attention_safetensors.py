@@ -2,8 +2,9 @@
 `POST /v1/attention` in safetensors: raw tensors in, raw tensors out.
 
 Sequences of different lengths lie one after the other: `embeddings` [sum of
-lengths, E] beside `lengths` [B], whole numbers.  The answer is packed the same way, its
-weights as `attention_weights.0`, `attention_weights.1` and so on.  Options may stand in the
+lengths, E] beside `lengths` [B], whole numbers; so do `positions` [sum of lengths] and both
+memories.  The answer is packed the same way, its weights as `attention_weights.0`,
+`attention_weights.1` and so on.  Options may stand in the
 metadata of the file, as texts: see `options.from_texts`.
 """
 
@@ -14,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from service.codecs.chunks import Chunk, safetensors
-from service.codecs.datatypes import BOOL, FP32, INPUTS, INTEGERS, check_datatype, from_bytes
+from service.codecs.datatypes import (
+    BOOL,
+    FP32,
+    INPUTS,
+    INTEGERS,
+    check_datatype,
+    from_bytes,
+)
 from service.codecs.names import HEADS, check_names
 from service.codecs.options import checked, combined, from_texts
 from service.codecs.safetensors_reader import RawTensor, SafetensorsFile, read_file
@@ -23,14 +31,18 @@ from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
+    EXTRA_WEIGHTS,
     HEAD_MASK,
     MEMORY,
     OUTPUT,
     PAIR_MASK,
+    POSITIONS,
+    VALUE_MEMORY,
 )
 from service.errors import InvalidInput
 from service.inference.calls import Answer, Bools, Floats, Options
-from service.inference.validation import Limits, Tensors, check_size, pad, pad_last
+from service.inference.tensors import Tensors
+from service.inference.validation import Limits, check_size, pad, pad_last
 
 MEDIA_TYPE: Final = "application/x-safetensors"
 LENGTHS: Final = "lengths"
@@ -50,7 +62,7 @@ _SPELLING: Final = {
 
 _DATATYPES: Final = {spelling: name for name, spelling in _SPELLING.items()}
 
-_KEYS: Final = (EMBEDDINGS, MEMORY, ATTEND_MASK, PAIR_MASK, HEAD_MASK, LENGTHS, MEMORY_LENGTHS)
+_KEYS: Final = (*INPUTS, LENGTHS, MEMORY_LENGTHS)
 
 _PADDING: Final = 64
 """
@@ -157,6 +169,8 @@ def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk
         tensors = {OUTPUT: [answer.output]}
         if answer.attention_weights is not None:
             tensors[ATTENTION_WEIGHTS] = [answer.attention_weights]
+        if answer.extra_weights is not None:
+            tensors[EXTRA_WEIGHTS] = [answer.extra_weights]
     else:
         outputs = answer.outputs()
         tensors = {
@@ -165,6 +179,8 @@ def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk
         }
         for i, weights in enumerate(answer.weights()):
             tensors[f"{ATTENTION_WEIGHTS}.{i}"] = [weights]
+        for i, weights in enumerate(answer.weights_of_extra_keys()):
+            tensors[f"{EXTRA_WEIGHTS}.{i}"] = [weights]
     metadata = {"model": name, "version": str(version)}
     if answer.heads is not None:
         metadata[HEADS] = ",".join(map(str, answer.heads))
@@ -172,13 +188,7 @@ def encode(name: str, version: int, answer: Answer) -> tuple[int, Iterator[Chunk
 
 
 def _dense(tensors: Read) -> Tensors:
-    return Tensors(
-        _floats(tensors[EMBEDDINGS], EMBEDDINGS),
-        _optional(tensors, MEMORY),
-        _optional(tensors, ATTEND_MASK),
-        _optional(tensors, PAIR_MASK),
-        _optional(tensors, HEAD_MASK),
-    )
+    return Tensors(**{name: _array(tensor, name) for name, tensor in tensors.items()})
 
 
 def _packed(tensors: Read, limits: Limits) -> Tensors:
@@ -196,24 +206,34 @@ def _packed(tensors: Read, limits: Limits) -> Tensors:
                 f"{MEMORY_LENGTHS}: expected {len(lengths)} lengths, got {len(key_lengths)}"
             )
         memory, memory_lengths = _unpack(tensors[MEMORY], MEMORY, key_lengths, limits)
-    attend_mask = _optional(tensors, ATTEND_MASK)
-    if attend_mask is not None:
-        if attend_mask.shape != (sum(key_lengths),):
-            raise InvalidInput(
-                f"{ATTEND_MASK}: expected [{sum(key_lengths)}], the sum of the lengths,"
-                f" got {list(attend_mask.shape)}"
-            )
-        parts = np.split(attend_mask, np.cumsum(key_lengths)[:-1])
-        attend_mask = pad_last(parts, ATTEND_MASK, limits)
+    value_memory = None
+    if VALUE_MEMORY in tensors:
+        value_memory, _ = _unpack(tensors[VALUE_MEMORY], VALUE_MEMORY, key_lengths, limits)
     return Tensors(
         embeddings,
         memory,
-        attend_mask,
+        _one_a_token(tensors, ATTEND_MASK, key_lengths, limits),
         _packed_pair_mask(tensors, lengths, key_lengths, limits),
-        _optional(tensors, HEAD_MASK),
+        _array(tensors[HEAD_MASK], HEAD_MASK) if HEAD_MASK in tensors else None,
         true_lengths,
         memory_lengths,
+        value_memory,
+        _one_a_token(tensors, POSITIONS, lengths, limits),
     )
+
+
+def _one_a_token(
+    tensors: Read, name: str, lengths: list[int], limits: Limits
+) -> npt.NDArray[Any] | None:
+    """Return a tensor [sum of lengths] as a padded block [B, longest]; None = there is none."""
+    if name not in tensors:
+        return None
+    packed = _array(tensors[name], name)
+    if packed.shape != (sum(lengths),):
+        raise InvalidInput(
+            f"{name}: expected [{sum(lengths)}], the sum of the lengths, got {list(packed.shape)}"
+        )
+    return pad_last(np.split(packed, np.cumsum(lengths)[:-1]), name, limits)
 
 
 def _packed_pair_mask(
@@ -232,7 +252,7 @@ def _packed_pair_mask(
     if given != names:
         missing = next(name for name in names if name not in tensors)
         raise InvalidInput(f"{missing}: expected one mask for each sequence, got none")
-    masks = [_bools(tensors[name], name) for name in names]
+    masks: list[Bools] = [_array(tensors[name], name, BOOL) for name in names]
     for name, mask, length, keys in zip(names, masks, lengths, key_lengths, strict=True):
         if mask.ndim != 3 or mask.shape[1:] != (length, keys) or len(mask) != len(masks[0]):
             heads = "H or 1" if mask is masks[0] or masks[0].ndim != 3 else len(masks[0])
@@ -245,7 +265,7 @@ def _packed_pair_mask(
 def _unpack(
     tensor: RawTensor, name: str, lengths: list[int], limits: Limits
 ) -> tuple[Floats, npt.NDArray[np.int64] | None]:
-    floats = _floats(tensor, name)
+    floats: Floats = _array(tensor, name)
     if floats.ndim != 2 or len(floats) != sum(lengths):
         raise InvalidInput(
             f"{name}: expected [{sum(lengths)}, E], the sum of the lengths first,"
@@ -270,22 +290,9 @@ def _lengths(tensor: RawTensor, name: str) -> list[int]:
     return numbers
 
 
-def _optional(tensors: Read, name: str) -> npt.NDArray[Any] | None:
-    if name not in tensors:
-        return None
-    return _bools(tensors[name], name) if INPUTS[name] == BOOL else _floats(tensors[name], name)
-
-
-def _floats(tensor: RawTensor, name: str) -> Floats:
-    return _array(tensor, name, FP32)
-
-
-def _bools(tensor: RawTensor, name: str) -> Bools:
-    return _array(tensor, name, BOOL)
-
-
-def _array(tensor: RawTensor, name: str, wanted: str) -> npt.NDArray[Any]:
-    datatype = _datatype(tensor)
+def _array(tensor: RawTensor, name: str, wanted: str | None = None) -> npt.NDArray[Any]:
+    """Return a tensor in the datatype that the layer gets of that name, or in `wanted`."""
+    wanted, datatype = wanted or INPUTS[name], _datatype(tensor)
     check_datatype(datatype, wanted, name, _SPELLING)
     return from_bytes(tensor.data, 0, datatype, tensor.shape, name, wanted)
 

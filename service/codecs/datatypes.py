@@ -1,5 +1,5 @@
 """
-The datatypes of raw tensors: which ones are read, and which of their values FP32 or a mask holds.
+The datatypes of raw tensors: which ones are read as FP32, as a mask or as positions.
 
 They have the protocol's names; safetensors spells them in its own way.  Raw tensors are
 little-endian and row-major.  Every format reads them here, so that a tensor means the same in all.
@@ -12,17 +12,26 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK
+from service.contract import (
+    ATTEND_MASK,
+    EMBEDDINGS,
+    HEAD_MASK,
+    MEMORY,
+    PAIR_MASK,
+    POSITIONS,
+    VALUE_MEMORY,
+)
 from service.errors import InvalidInput
 from service.inference.calls import Bools, Floats
 
 BOOL: Final = "BOOL"
 FP32: Final = "FP32"
+INT64: Final = "INT64"
 INTEGERS: Final[dict[str, np.dtype[Any]]] = {
     "INT8": np.dtype("i1"),
     "INT16": np.dtype("<i2"),
     "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
+    INT64: np.dtype("<i8"),
     "UINT8": np.dtype("u1"),
     "UINT16": np.dtype("<u2"),
     "UINT32": np.dtype("<u4"),
@@ -42,9 +51,16 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = NUMBERS | {BOOL: np.dtype("u1")}
 MASKS: Final[dict[str, np.dtype[Any]]] = {BOOL: DTYPES[BOOL]} | INTEGERS
 """What may be sent where BOOL is expected: the integers only as 0 and 1."""
 
+_WHOLE: Final = {INT64: INTEGERS[INT64], "INT32": INTEGERS["INT32"]}
+"""What may be sent where INT64 is expected."""
+
+_READ: Final = {FP32: NUMBERS, BOOL: MASKS, INT64: _WHOLE}
+
 INPUTS: Final = {
     EMBEDDINGS: FP32,
     MEMORY: FP32,
+    VALUE_MEMORY: FP32,
+    POSITIONS: INT64,
     ATTEND_MASK: BOOL,
     PAIR_MASK: BOOL,
     HEAD_MASK: FP32,
@@ -66,14 +82,14 @@ def check_datatype(
     datatype: str, wanted: str, where: str, spelling: Mapping[str, str] | None = None
 ) -> None:
     """
-    Return when tensors of that datatype are read where `wanted` (FP32 or BOOL) is expected.
+    Return when tensors of that datatype are read where `wanted` (see `INPUTS`) is expected.
 
     `spelling` gives the names of a format that has its own; None = the protocol's.
 
     Raises:
         InvalidInput: names the tensor, its datatype and all that are read.
     """
-    read = NUMBERS if wanted == FP32 else MASKS
+    read = _READ[wanted]
     if datatype in read:
         return
     names = dict(spelling or {})
@@ -89,9 +105,10 @@ def from_bytes(
     content: Buffer, offset: int, datatype: str, shape: tuple[int, ...], name: str, wanted: str
 ) -> npt.NDArray[Any]:
     """
-    Return a tensor as FP32, or as bool where `wanted` is BOOL, aligned for the runtime.
+    Return a tensor of the wanted datatype, FP32, BOOL or INT64, aligned for the runtime.
 
-    FP32 that is aligned already stays where it is; `name` is the tensor's, for the messages.
+    FP32 or INT64 that is aligned already stays where it is; `name` is that of the tensor, for
+    the messages.
     The datatype has been checked: see `check_datatype`.
 
     Raises:
@@ -100,8 +117,10 @@ def from_bytes(
     tensor = np.frombuffer(content, DTYPES[datatype], math.prod(shape), offset).reshape(shape)
     if wanted == BOOL:
         return to_bools(tensor, name)
-    if datatype == FP32:
+    if datatype == wanted:
         return tensor if tensor.flags.aligned else tensor.copy()
+    if wanted == INT64:
+        return tensor.astype(np.int64)
     if datatype == "BF16":
         return (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return to_floats(tensor, name)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from service.codecs.size import Size
-from service.contract import PAIR_MASK
+from service.contract import PAIR_MASK, VALUE_MEMORY
 from service.errors import InvalidInput, TooLarge
 from service.inference.validation import Limits
 
@@ -64,16 +64,18 @@ class JsonBounds:
     """What a body may consist of, and why."""
 
     arrays: int
-    """Without a pair mask."""
+    """With neither a pair mask nor a value memory."""
     pair_arrays: int
-    """With one."""
+    """With a pair mask."""
+    value_arrays: int
+    """With a value memory."""
     values: int | None
     """Without a pair mask, which may have more than a body can hold; None = not known."""
     reason: str
     """The limits behind these numbers, for the messages."""
 
 
-CONTROL: Final = JsonBounds(64 * 1024, 64 * 1024, 64 * 1024, "a request without tensors")
+CONTROL: Final = JsonBounds(64 * 1024, 64 * 1024, 64 * 1024, 64 * 1024, "a request without tensors")
 """For the bodies of endpoints that take no tensors."""
 
 
@@ -84,17 +86,20 @@ def bounds_of(limits: Limits, width: int | None = None) -> JsonBounds:
 
     `width` is that of the widest token: no number is refused where it is not known.
     """
-    # An array for each sequence of embeddings, memory and both smaller masks, and for each
-    # token of embeddings and memory; the tokens are within max_tokens together.
+    # An array for each sequence of embeddings, memory or positions, and both smaller masks, and
+    # for each token of embeddings and memory; the tokens are within max_tokens together.
     arrays = limits.max_tokens + 4 * limits.max_rows + _FEW
     pair_arrays = arrays + _PAIR_ARRAYS_PER_TOKEN * limits.max_tokens + _PAIR_ARRAYS
+    # A value memory has as many tokens as the memory beside it.
+    value_arrays = arrays + limits.max_tokens + limits.max_rows
     reason = f"{limits.max_rows} sequences and {limits.max_tokens} tokens"
     if width is None:
-        return JsonBounds(arrays, pair_arrays, None, reason)
-    # Each token has its numbers and its value of the attend mask; the values of a head mask
-    # are fewer, for each sequence, than the numbers of a token.
+        return JsonBounds(arrays, pair_arrays, value_arrays, None, reason)
+    # Each query has its numbers and its position, each key its numbers and its value of the
+    # attend mask, and both count as tokens; the values of a head mask are fewer, for each
+    # sequence, than the numbers of a token.
     values = limits.max_tokens * (width + 1) + limits.max_rows * width + _FEW
-    return JsonBounds(arrays, pair_arrays, values, f"{reason} of {width} numbers")
+    return JsonBounds(arrays, pair_arrays, value_arrays, values, f"{reason} of {width} numbers")
 
 
 def counts_of(content: bytes) -> JsonCounts:
@@ -137,17 +142,20 @@ def check(content: bytes, bounds: JsonBounds | None, counts: JsonCounts) -> None
     if bounds is None:
         return
     values = counts.commas + 1
-    is_within = counts.arrays <= bounds.arrays and (
-        bounds.values is None or values <= bounds.values
-    )
-    if is_within or (PAIR_MASK.encode() in content and counts.arrays <= bounds.pair_arrays):
+    are_few = bounds.values is None or values <= bounds.values
+    if are_few and counts.arrays <= bounds.arrays:
+        return
+    if are_few and counts.arrays <= bounds.value_arrays and VALUE_MEMORY.encode() in content:
+        return
+    if counts.arrays <= bounds.pair_arrays and PAIR_MASK.encode() in content:
         return
     most = f"{bounds.arrays} arrays"
     if bounds.values is not None:
         most += f" and {bounds.values} values"
     reason = bounds.reason
     if bounds.pair_arrays > bounds.arrays:
-        reason += f" ({bounds.pair_arrays} arrays with a {PAIR_MASK})"
+        reason += f" ({bounds.pair_arrays} arrays with a {PAIR_MASK}"
+        reason += f", {bounds.value_arrays} with a {VALUE_MEMORY})"
     raise TooLarge(
         f"body: at most {most} for {reason}, got {counts.arrays} arrays and {values} values"
     )

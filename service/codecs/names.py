@@ -49,8 +49,9 @@ _EMBEDDINGS: Final = (
 )
 
 _MEMORY: Final = (
-    "send memory [B, T, M], the one source of keys and values of a cross-attention layer; a"
-    " self-attention layer takes them from embeddings"
+    "send memory [B, T, M], the one source of keys and values of a cross-attention layer (where"
+    " values have a source of their own, it is value_memory [B, T, M_v]); a self-attention layer"
+    " takes them from embeddings"
 )
 
 _TEXT: Final = (
@@ -65,18 +66,39 @@ _WEIGHTS: Final = (
 
 _CAUSAL: Final = "say causal true: query s attends to key t only if t <= s"
 
+_EXTRA_KEYS: Final = (
+    "learned, zero and sink keys belong to the layer; their weights come as extra_weights beside"
+    " the attention weights"
+)
+
+_PART_OF_THE_LAYER: Final = "it is part of the layer: GET /v1/models/{name} shows it"
+
+_POSITION_BIAS: Final = (
+    "a position bias is part of the layer (GET /v1/models/{name} shows it); positions [B, S],"
+    " whole numbers from 0, say between which places it counts the distances"
+)
+
 _STATELESS: Final = "nothing is kept from call to call: send the whole sequence"
 
 _GENERATION: Final = "nothing is generated or sampled here: a call computes one attention layer"
 
 _PROTOCOL: Final = (
-    "the Open Inference Protocol is at POST /v2/models/{name}/infer; /v1/attention takes"
-    " embeddings beside its options"
+    "the Open Inference Protocol is at POST /v2/models/{name}/infer, its inputs, outputs and"
+    " parameters side by side; /v1/attention takes embeddings beside its options"
 )
 
 _POSITIONS: Final = (
-    "positions and segments are not read: add them to embeddings, as the model does before the"
-    " attention layer"
+    "send positions [B, S], whole numbers from 0, to a layer that has positions (GET"
+    " /v1/models/{name} lists its inputs); what a model adds to embeddings before the layer is"
+    " added before the call"
+)
+
+_VERSION: Final = (
+    "say version; in /v2 the path names it: /v2/models/{name}/versions/{version}/infer"
+)
+
+_SEGMENTS: Final = (
+    "segments are not read: add them to embeddings, as the model does before the attention layer"
 )
 
 _OF_A_CALL: Final = {
@@ -85,9 +107,10 @@ _OF_A_CALL: Final = {
     " that is true for padding, as in PyTorch and fairseq, is inverted (~mask)": "padding_mask"
     " encoder_padding_mask pad_mask",
     _FULL: "attn_mask src_mask tgt_mask memory_mask self_attn_mask",
-    "nothing is added to the scores; of a bias of 0 and -inf send pair_mask"
-    " [B or 1, H or 1, S, T] = bias == 0": "attn_bias attention_bias position_bias"
-    " relative_position_bias",
+    "nothing is added to the scores but the position bias of a layer that has one (ALiBi, the"
+    " buckets of T5), which is part of it and which positions [B, S] move; of a bias of 0 and -inf"
+    " send pair_mask [B or 1, H or 1, S, T] = bias == 0": "attn_bias attention_bias position_bias"
+    " relative_position_bias rel_pos_bias score_mod",
     _ONES: "attention_mask encoder_attention_mask decoder_attention_mask"
     " cross_attention_mask input_mask query_mask value_mask key_mask",
     "send head_mask [H] or [B, H] of one layer: 1 keeps a head, 0 switches it off, as in"
@@ -108,15 +131,24 @@ _OF_TENSORS: Final = {
     _MEMORY: "key keys value values k v key_states value_states key_value_states"
     " encoder_hidden_states encoder_outputs encoder_output context kv",
     _TEXT: "input_ids token_ids tokens decoder_input_ids",
-    _POSITIONS: "token_type_ids position_ids position_embeddings",
+    _POSITIONS: "position_ids position_id pos_ids position position_indices input_pos"
+    " input_positions position_embeddings rotary_pos_emb rope",
+    _SEGMENTS: "token_type_ids segment_ids",
+    _EXTRA_KEYS: "extra_weights bias_k bias_v add_zero_attn sinks s_aux attention_sinks",
+    _PART_OF_THE_LAYER: "window window_size sliding_window scale scaling softcap num_heads"
+    " num_kv_heads num_key_value_heads enable_gqa rope_theta",
+    _POSITION_BIAS: "alibi alibi_slopes alibi_bias slopes relative_attention_bias"
+    " relative_attention_num_buckets relative_attention_max_distance",
     _STATELESS: "past_key_value past_key_values use_cache layer_past cache_position"
     " incremental_state static_k static_v cache",
     "weights carry no dropout": "dropout dropout_p training",
     "the answer always holds the layer's output, and no other hidden state": "output_hidden_states"
     " return_dict",
     "sequences of a batch may differ in length: in JSON each has its own; in safetensors"
-    " they lie one after the other beside lengths [B]": "lengths memory_lengths seq_lens seqlens"
-    " cu_seqlens sequence_lengths",
+    " they lie one after the other beside lengths [B]; in /v2 pad them, and hide the padding with"
+    " attend_mask [B, T]": "lengths memory_lengths lens seq_len seq_lens seq_length seq_lengths"
+    " seqlens cu_seqlens sequence_length sequence_lengths valid_len valid_lens valid_length"
+    " valid_lengths",
 }
 """What else goes into an attention layer, or with it through a model, by sentence."""
 
@@ -128,14 +160,15 @@ _OF_OTHER_APIS: Final = {
     "the answer has an array of numbers for each token": "encoding_format dimensions",
     "no user is told apart; X-Request-ID marks a call": "user id request_id",
     _PROTOCOL: "inputs outputs parameters data shape datatype instances",
-    "say model": "model_name model_id engine deployment",
-    "the path names the version: /v2/models/{name}/versions/{version}/infer": "model_version"
-    " version versions",
+    "say model; in /v2 the path names it: /v2/models/{name}/infer": "model_name model_id engine"
+    " deployment",
+    _VERSION: "model_version versions",
     "say timeout_s, in seconds (/v2 has parameters.timeout, in microseconds)": "timeout"
     " timeout_ms timeout_us deadline",
     "calls belong to no sequence of calls: each is answered on its own": "sequence_id"
     " sequence_start sequence_end",
-    "say Accept: application/x-safetensors for a binary answer of /v1/attention": "format"
+    "say Accept: application/x-safetensors for a binary answer of /v1/attention; /v2 has"
+    " parameters.binary_data_output, and parameters.binary_data of each output": "format"
     " output_format binary_data binary_data_output",
 }
 """What other APIs call what stands beside the tensors, by sentence."""
@@ -154,9 +187,7 @@ def _by_name(sentences: dict[str, str]) -> dict[str, str]:
     }
 
 
-_CALL_SENTENCES: Final = _by_name(_OF_A_CALL)
-
-SENTENCES: Final = _by_name(_OF_OTHER_APIS) | _by_name(_OF_TENSORS) | _CALL_SENTENCES
+SENTENCES: Final = _by_name(_OF_OTHER_APIS) | _by_name(_OF_TENSORS) | _by_name(_OF_A_CALL)
 """What is answered to a foreign name, by the name in lower case without punctuation."""
 
 
@@ -172,6 +203,9 @@ _OWN: Final = {
         " beside embeddings in JSON, or in the parameters of /v2",
     ),
     "weights": _WEIGHTS,
+    "model": "it is an option of /v1/attention; in /v2 the path names it: /v2/models/{name}/infer",
+    "version": "it is an option of /v1/attention; in /v2 the path names it:"
+    " /v2/models/{name}/versions/{version}/infer",
     "timeout_s": "it is an option of /v1/attention; in /v2 say parameters.timeout, in"
     " microseconds, or X-Request-Timeout-S",
 }
@@ -197,9 +231,9 @@ def check_names(found: Iterable[str], known: Iterable[str], where: str) -> None:
 
 def check_parameters(found: Iterable[str], known: Iterable[str], where: str) -> None:
     """
-    Return when no name is that of a mask or an option, which would be passed over.
+    Return when no name is one of ours or of the table: it would be passed over.
 
-    For the protocol's parameters and query, where unknown names are not refused.
+    For the protocol's parameters and query, where other unknown names are not refused.
 
     Raises:
         InvalidInput: names the first one that is, and what to send instead.
@@ -207,9 +241,9 @@ def check_parameters(found: Iterable[str], known: Iterable[str], where: str) -> 
     for name in found:
         if name in known or name == "model":  # the path names the model
             continue
-        spelt = _spelt_alike(name[:64])
-        if name in _OWN or spelt in _CALL_SENTENCES or "mask" in spelt:
-            raise InvalidInput(f"{where}: unknown key {name[:64]!r}: {_sentence(name)}")
+        sentence = _sentence(name)
+        if sentence is not None:
+            raise InvalidInput(f"{where}: unknown key {name[:64]!r}: {sentence}")
 
 
 def _sentence(name: str) -> str | None:

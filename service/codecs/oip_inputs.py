@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 from service.codecs.checks import check_known, kind_of, shown
 from service.codecs.datatypes import (
     BOOL,
     DTYPES,
+    FP32,
     INPUTS,
     INTEGERS,
     check_datatype,
@@ -22,6 +24,8 @@ from service.codecs.shared_memory import Place, Slot, checked_size
 from service.errors import InvalidInput
 
 REGION: Final = "shared_memory_region"
+
+_LONGEST_AXIS: Final = 2**31 - 1
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -127,13 +131,16 @@ def slot_of(parameters: dict[str, Any], where: str) -> Slot:
 
 def _shape(reader: Reader, entry: Mapping[str, Node], where: str) -> tuple[int, ...]:
     shape = reader.plain(entry["shape"]) if "shape" in entry else None
-    expected = f"{where}.shape: expected an array of whole numbers from 1, at most {MAX_RANK}, got"
+    expected = (
+        f"{where}.shape: expected at most {MAX_RANK} axes, each a whole number from 1 to"
+        f" {_LONGEST_AXIS}, got"
+    )
     if not isinstance(shape, list):
         raise InvalidInput(f"{expected} {shown(shape)}")
     if len(shape) > MAX_RANK:
-        raise InvalidInput(f"{expected} {len(shape)} numbers")
+        raise InvalidInput(f"{expected} {len(shape)} axes")
     for size in shape:
-        if type(size) is not int or not 1 <= size < 2**31:
+        if type(size) is not int or not 1 <= size <= _LONGEST_AXIS:
             raise InvalidInput(f"{expected} {shown(size)}")
     return tuple(shape)
 
@@ -164,7 +171,9 @@ def _from_json(
             f" got {_found_shape(nested)}"
         )
     array = nested.values.reshape(shape)
-    return to_floats(array, name) if array.dtype.kind in "iu" else array
+    if array.dtype.kind not in "iu":
+        return array
+    return to_floats(array, name) if INPUTS[name] == FP32 else array.astype(np.int64)
 
 
 def _found_shape(nested: Nested) -> str:

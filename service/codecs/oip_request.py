@@ -13,31 +13,32 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from service.codecs.checks import check_known, kind_of, shown
+from service.codecs.checks import kind_of, shown
 from service.codecs.datatypes import INPUTS, from_bytes
 from service.codecs.json_bounds import JsonBounds, JsonCounts, weighed
-from service.codecs.json_reader import Node, Reader
+from service.codecs.json_reader import Reader
 from service.codecs.names import HEADS, check_names, check_parameters
 from service.codecs.oip_inputs import (
-    REGION,
     Arrays,
     Borrowed,
     Places,
     Trailing,
-    flag_of,
     inputs_of,
-    name_of,
     parameters_of,
-    slot_of,
 )
+from service.codecs.oip_outputs import WEIGHTS, Offered, outputs_of
 from service.codecs.options import MAX_TIMEOUT_S, checked, checked_heads, heads_of_text
 from service.codecs.shared_memory import Slot
 from service.codecs.simdjson_reader import read
 from service.codecs.size import Size
-from service.contract import ATTENTION_WEIGHTS, EMBEDDINGS, OUTPUT, WEIGHTS_SUFFIX
+from service.contract import (
+    ATTENTION_WEIGHTS,
+    EMBEDDINGS,
+    WEIGHTS_SUFFIX,
+)
 from service.errors import InvalidInput, TooLarge
 from service.inference.calls import Options
-from service.inference.validation import Tensors
+from service.inference.tensors import Tensors
 
 _REMEMBERED: Final = 256
 
@@ -68,6 +69,9 @@ _PARAMETERS: Final = (
     *_STATELESS,
 )
 """The parameters of a request that are read; the protocol has unknown ones passed over."""
+
+_OF_TENSORS: Final = ("binary_data",)
+"""The protocol's parameters of one tensor that have names of the table; here they mean nothing."""
 
 _REMEMBERED_BYTES: Final = 2048
 """Longer JSON headers are read anew each time; callers repeat the short ones, call for call."""
@@ -158,7 +162,7 @@ def work_of(
 def decode(
     body: bytes | memoryview,
     json_bytes: int,
-    with_weights: bool,
+    offered: Offered,
     timeout_s: float | None = None,
     bounds: JsonBounds | None = None,
     counts: JsonCounts | None = None,
@@ -166,21 +170,21 @@ def decode(
     """
     Return the request in a body whose first bytes are JSON and whose others are tensors.
 
-    `with_weights` says whether the model declares `attention_weights`; `timeout_s`
-    is the time limit from outside the body; `bounds` and `counts` are those of the JSON.
+    `offered` are the outputs of the model: see `offered_outputs`; `timeout_s` is the time
+    limit from outside the body; `bounds` and `counts` are those of the JSON.
 
     Raises:
         InvalidInput: the body is not a request of the documented form.
         TooLarge: its JSON is above the bounds, which is found before it is parsed.
     """
-    asked = outline(body, json_bytes, with_weights, timeout_s, bounds, counts)
+    asked = outline(body, json_bytes, offered, timeout_s, bounds, counts)
     return replace(asked, arrays=arrays_of(asked, memoryview(body)[json_bytes:]), trailing={})
 
 
 def outline(
     body: bytes | memoryview,
     json_bytes: int,
-    with_weights: bool,
+    offered: Offered,
     timeout_s: float | None = None,
     bounds: JsonBounds | None = None,
     counts: JsonCounts | None = None,
@@ -196,8 +200,8 @@ def outline(
     """
     header = bytes(body[:json_bytes])
     if json_bytes < len(body) and json_bytes <= _REMEMBERED_BYTES:
-        return _read_again(header, with_weights, timeout_s)
-    return _read(header, with_weights, timeout_s, bounds, counts)
+        return _read_again(header, offered, timeout_s)
+    return _read(header, offered, timeout_s, bounds, counts)
 
 
 def arrays_of(asked: InferRequest, binary: memoryview) -> Arrays:
@@ -265,7 +269,7 @@ def _header_size(text: str, body_size: int) -> int:
 
 def _read(
     header: bytes,
-    with_weights: bool,
+    offered: Offered,
     timeout_s: float | None,
     bounds: JsonBounds | None = None,
     counts: JsonCounts | None = None,
@@ -273,7 +277,7 @@ def _read(
     """Return what the JSON says; tensors that lie elsewhere are not there yet."""
 
     def decode_header(reader: Reader) -> InferRequest:
-        return _decode(reader, with_weights=with_weights, timeout_s=timeout_s)
+        return _decode(reader, offered, timeout_s)
 
     return read(header, decode_header, bounds, counts)
 
@@ -282,7 +286,7 @@ _read_again = lru_cache(_REMEMBERED)(_read)
 """The same for a header that may have been read before; mistakes are not remembered."""
 
 
-def _decode(reader: Reader, *, with_weights: bool, timeout_s: float | None) -> InferRequest:
+def _decode(reader: Reader, offered: Offered, timeout_s: float | None) -> InferRequest:
     root = reader.root()
     # kserve's client repeats the model's name in the body; the path is what counts.
     check_names(root, ("id", "parameters", "inputs", "outputs", "model_name"), "body")
@@ -297,8 +301,8 @@ def _decode(reader: Reader, *, with_weights: bool, timeout_s: float | None) -> I
     if "inputs" not in root:
         raise InvalidInput("inputs: expected an array of tensors, got none")
     arrays, trailing, borrowed = inputs_of(reader, reader.objects(root["inputs"], "inputs"))
-    outputs, kept = _outputs(reader, root, parameters, with_weights=with_weights)
-    options = _options(parameters, timeout_s, outputs, with_weights=with_weights)
+    outputs, kept = outputs_of(reader, root, parameters, offered)
+    options = _options(parameters, timeout_s, outputs, offered)
     if EMBEDDINGS not in {*arrays, *trailing, *borrowed}:
         raise InvalidInput(f"inputs: expected one named {EMBEDDINGS}, got none")
     return InferRequest(request_id, arrays, trailing, borrowed, options, outputs, kept)
@@ -308,11 +312,10 @@ def _options(
     parameters: dict[str, Any],
     timeout_s: float | None,
     outputs: Mapping[str, bool],
-    *,
-    with_weights: bool,
+    offered: Offered,
 ) -> Options:
     _check_reserved(parameters)
-    raw: dict[str, object] = {"weights": ATTENTION_WEIGHTS in outputs}
+    raw: dict[str, object] = {"weights": not outputs.keys().isdisjoint(WEIGHTS)}
     if "timeout" in parameters:
         timeout = parameters["timeout"]
         whole = isinstance(timeout, int) and not isinstance(timeout, bool)
@@ -326,7 +329,7 @@ def _options(
     options = checked(raw, timeout_s)
     if HEADS not in parameters:
         return options
-    if not with_weights:
+    if ATTENTION_WEIGHTS not in offered:
         raise InvalidInput(
             f"parameters.heads: expected none, got some: heads are chosen from the"
             f" {ATTENTION_WEIGHTS} of the model <name>{WEIGHTS_SUFFIX}; this one has none"
@@ -341,7 +344,7 @@ def _check_reserved(parameters: dict[str, Any]) -> None:
     Raises:
         InvalidInput: one does, or has a name that the protocol reserves.
     """
-    check_parameters(parameters, _PARAMETERS, "parameters")
+    check_parameters(parameters, (*_PARAMETERS, *_OF_TENSORS), "parameters")
     for key, value in parameters.items():
         if key.startswith(_RESERVED):
             raise InvalidInput(
@@ -362,38 +365,3 @@ def _heads(value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise InvalidInput(f'{where}: expected "0,3" or [0, 3], got {shown(value)}')
     return checked_heads(value, where)
-
-
-def _outputs(
-    reader: Reader, root: dict[str, Node], parameters: dict[str, Any], *, with_weights: bool
-) -> tuple[dict[str, bool], dict[str, Slot]]:
-    """Return whether each output is binary, and the slots of those for shared memory."""
-    declared = (OUTPUT, ATTENTION_WEIGHTS) if with_weights else (OUTPUT,)
-    by_default = flag_of(parameters, "binary_data_output", "parameters", default=False)
-    entries = reader.objects(root["outputs"], "outputs") if "outputs" in root else []
-    if not entries:
-        return dict.fromkeys(declared, by_default), {}
-    outputs: dict[str, bool] = {}
-    kept: dict[str, Slot] = {}
-    for i, entry in enumerate(entries):
-        where = f"outputs[{i}]"
-        check_known(entry, ("name", "parameters"), where)
-        name = name_of(reader, entry, where)
-        if name == ATTENTION_WEIGHTS and not with_weights:
-            raise InvalidInput(
-                f"{where}: expected {OUTPUT}, got {name!r}, an output of the model"
-                f" <name>{WEIGHTS_SUFFIX}"
-            )
-        if name not in declared:
-            raise InvalidInput(f"{where}: expected {' or '.join(declared)}, got {name[:64]!r}")
-        if name in outputs:
-            raise InvalidInput(f"{where}: expected each output once, got {name} twice")
-        own = parameters_of(reader, entry, f"{where}.parameters")
-        if "classification" in own:
-            raise InvalidInput(
-                f"{where}.parameters.classification: expected none, got one: not offered"
-            )
-        outputs[name] = flag_of(own, "binary_data", f"{where}.parameters", default=by_default)
-        if REGION in own:
-            outputs[name], kept[name] = False, slot_of(own, f"{where}.parameters")
-    return outputs, kept

@@ -15,9 +15,10 @@ from service.codecs.names import HEADS
 from service.codecs.oip_inputs import Places
 from service.codecs.oip_request import InferRequest
 from service.codecs.size import JSON_PER_RAW_BYTE, Size
-from service.contract import ATTENTION_WEIGHTS, OUTPUT
+from service.contract import ATTENTION_WEIGHTS, EXTRA_WEIGHTS, OUTPUT
 from service.errors import InvalidInput
 from service.inference.calls import Answer, Call, Floats
+from service.layer_config import LayerConfig
 
 _ALIGNMENT: Final = 64
 
@@ -75,7 +76,7 @@ def sizes(request: InferRequest, answer: Answer) -> tuple[Size, Size]:
     return first, Size(0, raw_bytes) if raw_bytes else Size(json_bytes)
 
 
-def check_kept(request: InferRequest, call: Call, num_heads: int) -> None:
+def check_kept(request: InferRequest, call: Call, layer: LayerConfig) -> None:
     """
     Return when the answer will have room in shared memory, as far as it belongs there.
 
@@ -83,10 +84,11 @@ def check_kept(request: InferRequest, call: Call, num_heads: int) -> None:
         InvalidInput: a tensor will be larger than its slot.
     """
     rows, length, embed_dim = call.inputs.embeddings.shape
-    heads = num_heads if call.heads is None else len(call.heads)
+    heads = layer.num_heads if call.heads is None else len(call.heads)
     shapes = {
         OUTPUT: (rows, length, embed_dim),
         ATTENTION_WEIGHTS: (rows, heads, length, call.inputs.key_length),
+        EXTRA_WEIGHTS: (rows, heads, length, len(layer.extra_keys)),
     }
     for name, slot in request.kept.items():
         size = math.prod(shapes[name]) * 4
@@ -98,7 +100,11 @@ def check_kept(request: InferRequest, call: Call, num_heads: int) -> None:
 
 
 def _asked_for(request: InferRequest, answer: Answer) -> dict[str, Floats]:
-    named = {OUTPUT: answer.output, ATTENTION_WEIGHTS: answer.attention_weights}
+    named = {
+        OUTPUT: answer.output,
+        ATTENTION_WEIGHTS: answer.attention_weights,
+        EXTRA_WEIGHTS: answer.extra_weights,
+    }
     return {name: tensor for name in request.outputs if (tensor := named[name]) is not None}
 
 

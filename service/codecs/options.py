@@ -114,7 +114,7 @@ def checked(raw: Mapping[str, object], timeout_s: float | None = None) -> Option
         version=_version(raw.get("version")),
         weights=weights,
         heads=heads,
-        causal=_flag("causal", raw.get("causal", False)),
+        causal=_flag("causal", causal) if (causal := raw.get("causal")) is not None else None,
         timeout_s=timeout_s if own_timeout_s is None else _timeout(own_timeout_s, "timeout_s"),
         priority=_priority(raw.get("priority", 0)),
     )

@@ -339,7 +339,7 @@ def _run(engine: Engine, run: _QueuedRun, stop: Stop) -> Run:
     """
     tickets, batch = run.tickets, run.batch
     started = time.monotonic()
-    inputs = stacked_inputs(batch)
+    inputs = stacked_inputs(batch, engine.layer)
     assembled = time.monotonic()
     weights = batch.slices[0].call.weights
     outputs = engine.run(inputs, weights=weights, stop=stop, concurrent=not run.is_alone)

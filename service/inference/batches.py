@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from service.inference.calls import Bools, Call, Floats, Inputs, Outputs
+from service.inference.calls import Bools, Call, Floats, Inputs, Lengths, Outputs
+from service.layer_config import LayerConfig
 
 RUN_OVERHEAD_TOKENS = 8
 """
@@ -127,11 +128,13 @@ def slices_of(call: Call, limits: BatchLimits) -> list[Slice]:
     ]
 
 
-def stacked_inputs(batch: Batch) -> Inputs:
+def stacked_inputs(batch: Batch, layer: LayerConfig) -> Inputs:
     """
     Return the tensors of all slices, stacked in their order, with padding masked out.
 
-    The tensors of a batch that is one entire call are returned without a copy.
+    The tensors of a batch that is one entire call are returned without a copy.  Positions are
+    there if a call gives some, or if padding would otherwise change the largest of a sequence
+    and `layer` depends on that; a call without any then has 0, 1, 2, …
     """
     if len(batch.slices) == 1 and batch.slices[0].is_whole:
         return batch.slices[0].call.inputs
@@ -142,6 +145,11 @@ def stacked_inputs(batch: Batch) -> Inputs:
         for slice_ in slices
         if (memory := slice_.call.inputs.memory) is not None
     ]
+    value_memories = [
+        _rows(memory, slice_, slice_.key_length)
+        for slice_ in slices
+        if (memory := slice_.call.inputs.value_memory) is not None
+    ]
     causal = {slice_.call.inputs.causal for slice_ in slices}
     return Inputs(
         _block(embeddings, batch.length),
@@ -150,16 +158,20 @@ def stacked_inputs(batch: Batch) -> Inputs:
         _pair_mask(batch, mixed=len(causal) > 1),
         _head_mask(batch),
         causal == {True},
+        _block(value_memories, batch.key_length) if value_memories else None,
+        _positions(batch, layer) if layer.takes_positions else None,
     )
 
 
 def outputs_of(batch: Batch, outputs: Outputs) -> Iterator[Outputs]:
     """Yield each slice's share of the run's outputs, as views without padding."""
     for slice_, at in _placed(batch):
-        weights = outputs.attention_weights
+        weights, extra = outputs.attention_weights, outputs.extra_weights
         if weights is not None:
             weights = weights[at, :, : slice_.length, : slice_.key_length]
-        yield Outputs(outputs.output[at, : slice_.length], weights)
+        if extra is not None:
+            extra = extra[at, :, : slice_.length]
+        yield Outputs(outputs.output[at, : slice_.length], weights, extra)
 
 
 def _uniform(call: Call, start: int, end: int, length: int, keys: int, *, is_whole: bool) -> Slice:
@@ -253,6 +265,25 @@ def _pair_mask(batch: Batch, *, mixed: bool) -> Bools | None:
         if mixed and inputs.causal:
             part &= np.tri(slice_.length, slice_.key_length, dtype=np.bool_)
     return mask
+
+
+def _positions(batch: Batch, layer: LayerConfig) -> Lengths | None:
+    """Return the positions of all rows, 0 in padding; None = each has 0, 1, 2, …"""
+    is_padded = batch.tokens < batch.padded_tokens
+    is_needed = is_padded and layer.rotary is not None and layer.rotary.depends_on_length
+    if not is_needed and all(slice_.call.inputs.positions is None for slice_ in batch.slices):
+        return None
+    positions = np.zeros((batch.rows, batch.length), np.int64)
+    for slice_, at in _placed(batch):
+        given, lengths = slice_.call.inputs.positions, slice_.call.lengths
+        part = positions[at, : slice_.length]
+        if given is not None:
+            part[:] = given[slice_.rows, : slice_.length]
+            continue
+        part[:] = np.arange(slice_.length)
+        if lengths is not None:
+            part[part >= lengths[slice_.rows, None]] = 0
+    return positions
 
 
 def _head_mask(batch: Batch) -> Floats | None:

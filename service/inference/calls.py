@@ -4,8 +4,8 @@ What a call is made of, from the codec that reads it to the codec that answers i
 Nobody changes these once they are made; they are not frozen, because that would take
 a microsecond each time (bench/NOTES.md, "the fast path").
 
-Axes: B batch, S query length, T key length (= S for self-attention),
-E embed_dim, M memory width, H heads.
+Axes: B batch, S query length, T key length (= S for self-attention), n extra keys,
+E embed_dim, M memory width, M_v value memory width, H heads.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,8 @@ class Inputs:
         attend_mask  [B, T], true = this key takes part
         pair_mask    [B or 1, H or 1, S, T], true = this query may attend to this key
         head_mask    [H] or [B, H], multiplies each head's output
+        value_memory [B, T, M_v], only for layers whose values come from another source than keys
+        positions    [B, S], only for layers that take them; None = 0, 1, 2, …
     """
 
     embeddings: Floats
@@ -37,7 +39,9 @@ class Inputs:
     pair_mask: Bools | None = None
     head_mask: Floats | None = None
     causal: bool = False
-    """True = query s may attend to key t iff t <= s."""
+    """True = query s may attend to key t iff t <= s; the layer's own default is resolved."""
+    value_memory: Floats | None = None
+    positions: Lengths | None = None
 
     @property
     def key_length(self) -> int:
@@ -51,8 +55,12 @@ class Inputs:
         size = self.embeddings.nbytes
         if self.memory is not None:
             size += self.memory.nbytes
+        if self.value_memory is not None:
+            size += self.value_memory.nbytes
         if self.pair_mask is not None:
             size += self.pair_mask.nbytes
+        if self.positions is not None:
+            size += self.positions.nbytes
         # The other masks are small beside these.
         return size
 
@@ -67,7 +75,8 @@ class Options:
     weights: bool = False
     heads: tuple[int, ...] | None = None
     """Whose weights are asked for, not yet checked against the layer; None = every head's."""
-    causal: bool = False
+    causal: bool | None = None
+    """None = the layer's default."""
     timeout_s: float | None = None
     priority: int = 0
 
@@ -80,10 +89,12 @@ class Outputs:
     Shapes:
         output             [B, S, E]
         attention_weights  [B, H, S, T]; None = not asked for
+        extra_weights      [B, H, S, n]; None = not asked for, or the layer has no extra keys
     """
 
     output: Floats
     attention_weights: Floats | None
+    extra_weights: Floats | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -170,7 +181,7 @@ class Answer:
     """
     The answer to one call; rows beyond a true length are padding of no meaning.
 
-    Shapes: as `Outputs`, the weights of the call's heads alone; `lengths` and
+    Shapes: as `Outputs`, both kinds of weights of the call's heads alone; `lengths` and
     `key_lengths` as in the call.
     """
 
@@ -181,12 +192,14 @@ class Answer:
     stages: Stages
     heads: tuple[int, ...] | None = None
     """Whose weights they are, in their order; None = every head's, or none at all."""
+    extra_weights: Floats | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, padding included."""
-        weights = self.attention_weights
-        return self.output.nbytes + (0 if weights is None else weights.nbytes)
+        weights, extra = self.attention_weights, self.extra_weights
+        size = self.output.nbytes + (0 if weights is None else weights.nbytes)
+        return size if extra is None else size + extra.nbytes
 
     def outputs(self) -> list[Floats]:
         """Return each sequence's output [S_i, E]."""
@@ -206,4 +219,13 @@ class Answer:
                 slice(None if self.key_lengths is None else self.key_lengths[i]),
             ]
             for i, weights in enumerate(self.attention_weights)
+        ]
+
+    def weights_of_extra_keys(self) -> list[Floats]:
+        """Return each sequence's weights [H, S_i, n] of extra keys; none where there are none."""
+        if self.extra_weights is None:
+            return []
+        return [
+            weights if self.lengths is None else weights[:, : self.lengths[i]]
+            for i, weights in enumerate(self.extra_weights)
         ]

@@ -35,6 +35,7 @@ class QueuedCall:
     """True once no answer is expected any more."""
     output: Floats | None = None
     weights: Floats | None = None
+    extra_weights: Floats | None = None
     started_at: float = 0.0
     assembly_s: float = 0.0
     compute_s: float = 0.0
@@ -48,17 +49,28 @@ class QueuedCall:
         stages = Stages(queue_s, self.assembly_s, self.compute_s, self.splitting_s)
         call = self.call
         heads = None if self.weights is None else call.heads
-        return Answer(self.output, self.weights, call.lengths, call.key_lengths, stages, heads)
+        return Answer(
+            self.output,
+            self.weights,
+            call.lengths,
+            call.key_lengths,
+            stages,
+            heads,
+            self.extra_weights,
+        )
 
 
 def copy_outputs(queued: QueuedCall, slice_: Slice, outputs: Outputs, *, is_alone: bool) -> None:
     """Put one slice's outputs into its call's answer, keeping no other call's memory alive."""
-    weights = outputs.attention_weights
+    weights, extra = outputs.attention_weights, outputs.extra_weights
     if weights is not None and queued.call.heads is not None:
         weights = weights[:, queued.call.heads]
+        extra = None if extra is None else extra[:, queued.call.heads]
     if slice_.is_whole:
         queued.output = outputs.output if is_alone else outputs.output.copy()
         queued.weights = weights if is_alone or weights is None else weights.copy()
+        if extra is not None:
+            queued.extra_weights = extra if is_alone else extra.copy()
         return
     inputs = slice_.call.inputs
     with _ALLOCATION:
@@ -68,6 +80,12 @@ def copy_outputs(queued: QueuedCall, slice_: Slice, outputs: Outputs, *, is_alon
             rows, length = inputs.embeddings.shape[:2]
             shape = (rows, weights.shape[1], length, inputs.key_length)
             queued.weights = np.zeros(shape, np.float32)
+        if extra is not None and queued.extra_weights is None:
+            rows, length = inputs.embeddings.shape[:2]
+            shape = (rows, extra.shape[1], length, extra.shape[3])
+            queued.extra_weights = np.zeros(shape, np.float32)
     queued.output[slice_.rows, : slice_.length] = outputs.output
     if weights is not None and queued.weights is not None:
         queued.weights[slice_.rows, :, : slice_.length, : slice_.key_length] = weights
+    if extra is not None and queued.extra_weights is not None:
+        queued.extra_weights[slice_.rows, :, : slice_.length] = extra

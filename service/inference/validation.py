@@ -2,20 +2,32 @@
 Every check on a call's tensors, whatever format they came in.
 
 Axes: B batch, S query length, T key length (= S for self-attention),
-E embed_dim, M memory width, H heads.
+E embed_dim, M memory width, M_v value memory width, H heads.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from service.contract import ATTEND_MASK, EMBEDDINGS, HEAD_MASK, MEMORY, PAIR_MASK, LayerConfig
+from service.contract import (
+    ATTEND_MASK,
+    EMBEDDINGS,
+    HEAD_MASK,
+    MEMORY,
+    PAIR_MASK,
+    POSITIONS,
+    VALUE_MEMORY,
+)
 from service.errors import InvalidInput, TooLarge
 from service.inference.calls import Bools, Call, Floats, Inputs, Lengths, Options
-from service.inference.unpadded import Unpadded, sizes_of, unpadded
+from service.inference.tensors import Tensors
+from service.layer_config import MAX_POSITION, LayerConfig
+
+_Item = TypeVar("_Item", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -29,61 +41,23 @@ class Limits:
     refuse_nonfinite: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class Tensors:
-    """
-    What a codec read, dense: ragged sequences are padded, with their true lengths beside.
-
-    Shapes: as `engine.Inputs`, not yet checked; lengths are None when all are equal.
-    """
-
-    embeddings: Floats
-    memory: Floats | None = None
-    attend_mask: Bools | None = None
-    pair_mask: Bools | None = None
-    head_mask: Floats | None = None
-    lengths: Lengths | None = None
-    memory_lengths: Lengths | None = None
-    is_single: bool = field(default=False, init=False)
-    """One sequence, given one rank lower: messages show shapes as they came."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Go to another process without the padding, which may be far more than the rest."""
-        queries = sizes_of(self.embeddings, self.lengths)
-        keys = queries if self.memory is None else sizes_of(self.memory, self.memory_lengths)
-        blocks = (
-            unpadded(self.embeddings, [(length,) for length in queries]),
-            unpadded(self.memory, [(length,) for length in keys]),
-            unpadded(self.attend_mask, [(length,) for length in keys]),
-            unpadded(self.pair_mask, list(zip(queries, keys, strict=False)), axis=2),
-            self.head_mask,
-        )
-        return _tensors_again, (*blocks, self.lengths, self.memory_lengths)
-
-    @property
-    def float_bytes(self) -> int:
-        """The bytes of embeddings and memory."""
-        return self.embeddings.nbytes + (0 if self.memory is None else self.memory.nbytes)
-
-
-def _tensors_again(*parts: Any) -> Tensors:
-    """Return tensors that came from another process."""
-    return Tensors(*[p.padded() if isinstance(p, Unpadded) else p for p in parts])
-
-
 def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limits) -> Call:
     """
     Return the call, every shape checked against the layer and the limits.
 
     Raises:
         InvalidInput: a tensor is missing, unwanted or of the wrong shape.
-        TooLarge: above a limit.
+        TooLarge: above a limit, or longer than the layer's table of positions.
     """
     single = tensors.is_single
     _check_shape(EMBEDDINGS, tensors.embeddings, ("B", "S", layer.embed_dim), single=single)
     rows, length, _ = tensors.embeddings.shape
     _check_limits(rows, length, limits)
     keys = _check_memory(tensors, layer, limits)
+    if layer.value_memory_dim is not None or tensors.value_memory is not None:
+        _check_value_memory(tensors, layer, keys)
+    if layer.max_positions is not None or tensors.positions is not None:
+        _check_positions(tensors, layer)
     padded = rows * (length + keys)
     if padded > limits.max_tokens:
         raise TooLarge(
@@ -108,7 +82,7 @@ def to_call(tensors: Tensors, options: Options, layer: LayerConfig, limits: Limi
     _check_answer(rows, length, keys, layer, options, limits)
     if limits.refuse_nonfinite:
         _check_finite(tensors)
-    return unchecked_call(tensors, options)
+    return unchecked_call(tensors, options, layer)
 
 
 def answer_bytes(call: Call, layer: LayerConfig) -> int:
@@ -118,15 +92,24 @@ def answer_bytes(call: Call, layer: LayerConfig) -> int:
     return _answer_bytes(rows, length, keys, layer, weights=call.weights, heads=call.heads)
 
 
-def unchecked_call(tensors: Tensors, options: Options) -> Call:
-    """Return the call as `to_call` does, where one of the same shapes and options has passed."""
+def unchecked_call(tensors: Tensors, options: Options, layer: LayerConfig) -> Call:
+    """
+    Return the call as `to_call` does, where one of the same shapes and options has passed.
+
+    Raises:
+        InvalidInput: a position is out of bounds; no other value depends on the layer.
+    """
+    if tensors.positions is not None:
+        _check_position_values(tensors.positions, layer)
     inputs = Inputs(
         tensors.embeddings,
         tensors.memory,
         tensors.attend_mask,
         tensors.pair_mask,
         tensors.head_mask,
-        options.causal,
+        layer.causal if options.causal is None else options.causal,
+        tensors.value_memory,
+        tensors.positions,
     )
     return Call(
         inputs,
@@ -165,22 +148,22 @@ def pad(
     return block, np.array(lengths, np.int64)
 
 
-def pad_last(parts: Sequence[Bools], name: str, limits: Limits) -> Bools:
+def pad_last(parts: Sequence[npt.NDArray[_Item]], name: str, limits: Limits) -> npt.NDArray[_Item]:
     """
-    Return equally ranked arrays stacked, each padded with false to the largest of all.
+    Return equally ranked arrays stacked, each padded with false or 0 to the largest of all.
 
     Raises:
         TooLarge: the stack would take more than the largest answer.
     """
     shape = tuple(max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True))
-    size = len(parts) * math.prod(shape)
+    size = len(parts) * math.prod(shape) * parts[0].itemsize
     if size > limits.max_answer_bytes:
         raise TooLarge(
             f"{name}: at most {limits.max_answer_bytes} bytes with its padding, got {size}"
         )
-    block = np.empty((len(parts), *shape), np.bool_)  # not `zeros`: see `pad`
+    block = np.empty((len(parts), *shape), parts[0].dtype)  # not `zeros`: see `pad`
     for row, part in zip(block, parts, strict=True):
-        row[...] = False
+        row[...] = 0
         row[tuple(slice(size) for size in part.shape)] = part
     return block
 
@@ -205,22 +188,8 @@ def check_size(name: str, rows: int, length: int, limits: Limits) -> None:
         )
 
 
-def add_batch_axis(tensors: Tensors) -> Tensors:
-    """Return the tensors of one sequence, given one rank lower, as a batch of one."""
-    memory, attend_mask, pair_mask = tensors.memory, tensors.attend_mask, tensors.pair_mask
-    batch = replace(
-        tensors,
-        embeddings=tensors.embeddings[None],
-        memory=None if memory is None else memory[None],
-        attend_mask=None if attend_mask is None else attend_mask[None],
-        pair_mask=None if pair_mask is None else pair_mask[None],
-    )
-    batch.is_single = True
-    return batch
-
-
 def _check_shape(
-    name: str, tensor: Floats | Bools, expected: tuple[int | str, ...], *, single: bool
+    name: str, tensor: Floats | Bools | Lengths, expected: tuple[int | str, ...], *, single: bool
 ) -> None:
     """Refuse another shape; it is shown as it came, so for a single sequence without [B]."""
     fits = tensor.ndim == len(expected) and all(
@@ -259,6 +228,48 @@ def _check_memory(tensors: Tensors, layer: LayerConfig, limits: Limits) -> int:
         raise InvalidInput(f"{MEMORY}: expected at least one key, got none")
     check_size(MEMORY, rows, keys, limits)
     return int(keys)
+
+
+def _check_value_memory(tensors: Tensors, layer: LayerConfig, keys: int) -> None:
+    if layer.value_memory_dim is None:
+        raise InvalidInput(
+            f"{VALUE_MEMORY}: expected none for a layer whose keys and values have one source,"
+            " got one"
+        )
+    if tensors.value_memory is None:
+        raise InvalidInput(
+            f"{VALUE_MEMORY}: expected [B, T, {layer.value_memory_dim}], the source of values"
+            f" beside {MEMORY}, got none"
+        )
+    expected = (len(tensors.embeddings), keys, layer.value_memory_dim)
+    _check_shape(VALUE_MEMORY, tensors.value_memory, expected, single=tensors.is_single)
+
+
+def _check_positions(tensors: Tensors, layer: LayerConfig) -> None:
+    """Return when the positions fit the layer, and if there are none, those that count from 0."""
+    rows, length, _ = tensors.embeddings.shape
+    if tensors.positions is None:
+        if layer.max_positions is not None and length > layer.max_positions:
+            raise TooLarge(
+                f"{EMBEDDINGS}: at most {layer.max_positions} tokens long, as many as the layer's"
+                f" table of positions has rows, got {length}"
+            )
+        return
+    if not layer.takes_positions:
+        raise InvalidInput(f"{POSITIONS}: expected none for a layer without positions, got some")
+    _check_shape(POSITIONS, tensors.positions, (rows, length), single=tensors.is_single)
+
+
+def _check_position_values(positions: Lengths, layer: LayerConfig) -> None:
+    last = MAX_POSITION if layer.max_positions is None else layer.max_positions - 1
+    if positions.min() < 0 or positions.max() > last:
+        outside = (positions < 0) | (positions > last)
+        place = [int(i) for i in np.unravel_index(int(outside.argmax()), positions.shape)]
+        reason = "" if layer.max_positions is None else ", the last row of the layer's table"
+        raise InvalidInput(
+            f"{POSITIONS}: expected whole numbers from 0 to {last}{reason},"
+            f" got {positions[tuple(place)]} at {place}"
+        )
 
 
 def _check_pair_mask(tensors: Tensors, mask: Bools, heads: int, keys: int) -> None:
@@ -318,7 +329,8 @@ def _answer_bytes(
     if weights:
         count = layer.num_heads if heads is None else len(heads)
         # A sequence is run with all of its heads, whichever are asked for.
-        numbers += max(rows * count, layer.num_heads) * length * keys
+        width = keys + len(layer.extra_keys)
+        numbers += max(rows * count, layer.num_heads) * length * width
     return 4 * numbers
 
 
@@ -326,6 +338,7 @@ def _check_finite(tensors: Tensors) -> None:
     floats = {
         EMBEDDINGS: tensors.embeddings,
         MEMORY: tensors.memory,
+        VALUE_MEMORY: tensors.value_memory,
         HEAD_MASK: tensors.head_mask,
     }
     for name, tensor in floats.items():

@@ -63,6 +63,20 @@ def test_every_answer_is_what_the_artifact_gives(
 
 
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("model", ["rotary", "sinks", "values"])
+def test_layer_with_defaults_of_its_own_is_loaded_as_it_was_published(
+    wide_server: Server, layers: Layers, model: str, form: Format
+) -> None:
+    """Causal unless it is told otherwise, which it is not; its extra weights are checked too."""
+    work = Work("2", "uniform:1:9", "on", "none", form)
+
+    found = point(wide_server.url, model, work, check=True, repository=layers.wide)
+
+    assert found["statuses"] == {"200": 24}
+    assert (found["checked"], found["wrong"]) == (24, 0)
+
+
+@pytest.mark.parametrize("form", FORMATS)
 def test_layer_with_a_memory_of_its_own_gets_one(shared: Server, form: Format) -> None:
     """Every input that the model declares is sent."""
     found = point(shared.url, "cross", Work("2", "5", "on", "padding", form), check=True)

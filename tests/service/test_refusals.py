@@ -18,7 +18,7 @@ from service.app import create_app
 from service.errors import NotNow, Refused
 from tests.support.doubles import quiet_server
 from tests.support.layers import Layers
-from tests.support.refusals import CLOSED, OPEN, REFUSALS, SEGMENT
+from tests.support.refusals import CLOSED, OPEN, REFUSALS, SEGMENT, WIDE
 
 SERVICE = Path(errors.__file__).parent
 FILES = [
@@ -89,12 +89,17 @@ class Tracer:
         return self
 
 
-async def answers(repository: Path, tracer: Tracer) -> list[httpx.Response]:
+async def answers(layers: Layers, tracer: Tracer) -> list[httpx.Response]:
     """Make every call of the table of an application in this thread."""
     clients = {}
     threading.settrace(tracer)  # before the servers' threads, which are there from the start
-    for name, settings in (("open", OPEN), ("closed", CLOSED)):
-        server = quiet_server(repository, default_model="mha", **settings)
+    mha = {"default_model": "mha"}
+    for name, repository, settings in (
+        ("open", layers.repository, mha | OPEN),
+        ("closed", layers.repository, mha | CLOSED),
+        ("wide", layers.wide, WIDE),
+    ):
+        server = quiet_server(repository, **settings)
         app = create_app(server, refuse=lambda error: pytest.fail(str(error)))
         transport = httpx.ASGITransport(app)
         clients[name] = httpx.AsyncClient(transport=transport, base_url="http://headwise")
@@ -130,7 +135,7 @@ def made(layers: Layers) -> Iterator[tuple[list[httpx.Response], Tracer]]:
     segment.write_bytes(bytes(32_000))
     tracer = Tracer()
     try:
-        yield asyncio.run(answers(layers.repository, tracer)), tracer
+        yield asyncio.run(answers(layers, tracer)), tracer
     finally:
         segment.unlink()
         gc.unfreeze()  # an application takes everything that is there for its own

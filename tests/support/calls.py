@@ -11,7 +11,7 @@ from safetensors.numpy import load, save
 
 from export.formula import Formula
 from loadtest import oip
-from service.contract import LayerConfig
+from service.layer_config import LayerConfig
 from tests.support.server import Server
 
 TOLERANCE = 1e-5
@@ -25,8 +25,9 @@ class Case:
     """
     A call by its sequences.
 
-    Shapes, for sequence i: embeddings [S_i, E], memory [T_i, M], attend_mask [T_i],
-    pair_mask [H or 1, S_i, T_i]; head_mask [H] or [B, H] is one for all.
+    Shapes, for sequence i: embeddings [S_i, E], memory [T_i, M], value_memory [T_i, M_v],
+    positions [S_i], attend_mask [T_i], pair_mask [H or 1, S_i, T_i]; head_mask [H] or [B, H] is
+    one for all.
     """
 
     model: str
@@ -35,8 +36,11 @@ class Case:
     attend_mask: tuple[Array, ...] | None = None
     pair_mask: tuple[Array, ...] | None = None
     head_mask: Array | None = None
-    causal: bool = False
+    causal: bool | None = False
+    """None = not said: the layer's default."""
     weights: bool = False
+    value_memory: tuple[Array, ...] | None = None
+    positions: tuple[Array, ...] | None = None
 
     @property
     def is_uniform(self) -> bool:
@@ -47,13 +51,16 @@ class Case:
 
     def options(self) -> dict[str, Any]:
         """Return the options as JSON."""
-        return {"model": self.model, "weights": self.weights, "causal": self.causal}
+        options = {"model": self.model, "weights": self.weights}
+        return options if self.causal is None else options | {"causal": self.causal}
 
     def tensors(self) -> dict[str, tuple[Array, ...]]:
         """Return the tensors that are given, by contract name and sequence."""
         named = {
             "embeddings": self.embeddings,
             "memory": self.memory,
+            "value_memory": self.value_memory,
+            "positions": self.positions,
             "attend_mask": self.attend_mask,
             "pair_mask": self.pair_mask,
         }
@@ -67,10 +74,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer by its sequences: outputs [S_i, E], weights [H, S_i, T_i]."""
+    """An answer by its sequences: outputs [S_i, E], weights [H, S_i, T_i] and [H, S_i, n]."""
 
     outputs: tuple[Array, ...]
     weights: tuple[Array, ...] | None
+    extra_weights: tuple[Array, ...] | None = None
+    """None = not asked for, or the layer has no extra keys."""
 
 
 def expected(case: Case, formula: Formula) -> Reply:
@@ -82,6 +91,8 @@ def expected(case: Case, formula: Formula) -> Reply:
             formula(
                 x[None],
                 None if case.memory is None else case.memory[i][None],
+                None if case.value_memory is None else case.value_memory[i][None],
+                positions=None if case.positions is None else case.positions[i][None],
                 attend_mask=None if case.attend_mask is None else case.attend_mask[i][None],
                 pair_mask=None if case.pair_mask is None else case.pair_mask[i][None],
                 causal=case.causal,
@@ -91,6 +102,9 @@ def expected(case: Case, formula: Formula) -> Reply:
     return Reply(
         tuple(answer.output[0] for answer in answers),
         tuple(answer.weights[0] for answer in answers) if case.weights else None,
+        tuple(answer.extra_weights[0] for answer in answers)
+        if case.weights and answers[0].extra_weights.shape[-1]
+        else None,
     )
 
 
@@ -100,9 +114,12 @@ def check_close(found: Reply, wanted: Reply) -> None:
     for have, want in zip(found.outputs, wanted.outputs, strict=True):
         assert have.shape == want.shape
         assert np.abs(have - want).max() <= TOLERANCE * max(1.0, np.abs(want).max())
-    for have, want in zip(found.weights or (), wanted.weights or (), strict=True):
-        assert have.shape == want.shape
-        assert np.abs(have - want).max() <= TOLERANCE
+    assert (found.extra_weights is None) == (wanted.extra_weights is None)
+    for kind in ("weights", "extra_weights"):
+        pairs = zip(getattr(found, kind) or (), getattr(wanted, kind) or (), strict=True)
+        for have, want in pairs:
+            assert have.shape == want.shape
+            assert np.abs(have - want).max() <= TOLERANCE
 
 
 def json_body(case: Case) -> dict[str, Any]:
@@ -130,7 +147,7 @@ def send_single(server: Server, case: Case) -> Reply:
     response = server.post("/v1/attention", json=body)
     assert response.status_code == 200, response.text
     document = response.json()
-    for name in ("output", "attention_weights"):
+    for name in ("output", "attention_weights", "extra_weights"):
         if name in document:
             document[name] = [document[name]]
     return _from_json(document)
@@ -138,9 +155,7 @@ def send_single(server: Server, case: Case) -> Reply:
 
 def send_safetensors(server: Server, case: Case) -> Reply:
     """Send a uniform call as dense tensors."""
-    content = _post_safetensors(server, case, case.stacked())
-    weights = content.get("attention_weights")
-    return Reply(tuple(content["output"]), None if weights is None else tuple(weights))
+    return _from_dense(_post_safetensors(server, case, case.stacked()))
 
 
 def send_packed(server: Server, case: Case) -> Reply:
@@ -159,11 +174,14 @@ def send_packed(server: Server, case: Case) -> Reply:
     content = _post_safetensors(server, case, tensors)
     rows = len(case.embeddings)
     if "lengths" not in content:
-        weights = content.get("attention_weights")
-        return Reply(tuple(content["output"]), None if weights is None else tuple(weights))
+        return _from_dense(content)
     outputs = np.split(content["output"], np.cumsum(content["lengths"])[:-1])
-    named = [f"attention_weights.{i}" for i in range(rows)]
-    return Reply(tuple(outputs), tuple(content[n] for n in named) if case.weights else None)
+
+    def named(kind: str) -> tuple[Array, ...] | None:
+        found = tuple(content[n] for i in range(rows) if (n := f"{kind}.{i}") in content)
+        return found or None
+
+    return Reply(tuple(outputs), named("attention_weights"), named("extra_weights"))
 
 
 def send_oip_json(server: Server, case: Case) -> Reply:
@@ -185,7 +203,9 @@ def infer_body(
     case: Case, *, binary_in: Callable[[str], bool], binary_out: bool
 ) -> tuple[bytes, int]:
     """Return a protocol body and the length of its JSON header."""
-    parameters = {"causal": case.causal, "binary_data_output": binary_out, "unknown": "kept"}
+    parameters = {"binary_data_output": binary_out, "unknown": "kept"}
+    if case.causal is not None:
+        parameters["causal"] = case.causal
     body = oip.encode(case.stacked(), is_binary=binary_in, id="7", parameters=parameters)
     return body.content, body.header_length
 
@@ -204,9 +224,7 @@ def _infer(
     assert document["id"] == "7"
     assert document["model_name"] == model
     assert all(("data" in output) != binary_out for output in document["outputs"])
-    tensors = oip.decode(response.content, size)
-    weights = tensors.get("attention_weights")
-    return Reply(tuple(tensors["output"]), None if weights is None else tuple(weights))
+    return _from_dense(oip.decode(response.content, size))
 
 
 def _post_safetensors(
@@ -224,11 +242,17 @@ def _post_safetensors(
     return load(response.content)
 
 
+def _from_dense(tensors: dict[str, npt.NDArray[Any]]) -> Reply:
+    """Return an answer of sequences of one length."""
+    kinds = (tensors.get(name) for name in ("attention_weights", "extra_weights"))
+    return Reply(tuple(tensors["output"]), *(None if t is None else tuple(t) for t in kinds))
+
+
 def _from_json(document: dict[str, Any]) -> Reply:
-    weights = document.get("attention_weights")
+    kinds = (document.get(name) for name in ("attention_weights", "extra_weights"))
     return Reply(
         tuple(np.array(output, np.float64) for output in document["output"]),
-        None if weights is None else tuple(np.array(w, np.float64) for w in weights),
+        *(None if t is None else tuple(np.array(w, np.float64) for w in t) for t in kinds),
     )
 
 
@@ -248,8 +272,12 @@ def random_case(
     )
     if layer.memory_dim is None:
         return case
-    memory = tuple(
-        random.standard_normal((n, layer.memory_dim)).astype(np.float32)
-        for n in memory_lengths or lengths
-    )
-    return replace(case, memory=memory)
+
+    def tokens(width: int) -> tuple[Array, ...]:
+        sizes = memory_lengths or lengths
+        return tuple(random.standard_normal((n, width)).astype(np.float32) for n in sizes)
+
+    case = replace(case, memory=tokens(layer.memory_dim))
+    if layer.value_memory_dim is None:
+        return case
+    return replace(case, value_memory=tokens(layer.value_memory_dim))

@@ -31,6 +31,9 @@ OPEN: dict[str, Any] = {
 CLOSED: dict[str, Any] = {"nonfinite": "refuse"}
 """Those of one that offers what is on by default, and wants finite numbers."""
 
+WIDE: dict[str, Any] = {"default_model": "rotary", "max_length": 16, "max_answer_bytes": 1600}
+"""Those of one of layers that are more than multi-head attention."""
+
 SEGMENT = f"refusals-{os.getpid()}"
 """The segment of the regions `small` (8 bytes) and `large` (32 000 bytes) of the open server."""
 
@@ -142,6 +145,10 @@ MHA: dict[str, Any] = {"model": "mha"}
 CROSS: dict[str, Any] = {"model": "cross", "embeddings": [[0.5] * 12], "memory": [[0.5] * 6]}
 X = {"embeddings": np.full((1, 2, 8), 0.5, np.float32)}
 PACKED = {"embeddings": np.full((3, 8), 0.5, np.float32), "lengths": np.array([1, 2])}
+ROTARY: dict[str, Any] = {"model": "rotary", "embeddings": [[0.5] * 16] * 2}
+LEARNED: dict[str, Any] = {"model": "learned", "embeddings": [[0.5] * 8] * 2}
+VALUES: dict[str, Any] = CROSS | {"model": "values", "value_memory": [[0.5] * 5]}
+ON_WIDE: dict[str, Any] = {"server": "wide"}
 PACKED_CROSS = {"embeddings": np.zeros((1, 12), np.float32), "lengths": np.array([1])}
 
 LARGE: dict[str, Any] = {"status": 413, "code": "too_large"}
@@ -318,6 +325,57 @@ REFUSALS = [
        "memory: at most 8 tokens long, got 9", **LARGE),
     v1(ONE | {"embeddings": [[0.5] * 7 + [float("nan")]]},
        "embeddings: expected finite numbers, got nan at [0, 0, 7]", server="closed"),
+    # Positions, value memories, extra keys
+    v1(ONE | {"positions": [0, 1]},
+       "positions: expected none for a layer without positions, got some"),
+    v1(ROTARY | {"positions": [0]},
+       "positions: expected 2 numbers, one a token, got 1", **ON_WIDE),
+    v1(ROTARY | {"embeddings": [[[0.5] * 16] * 2, [[0.5] * 16]], "positions": [[0, 1], [0, 1]]},
+       "positions[1]: expected 1 numbers, one a token, got 2", **ON_WIDE),
+    v1(ROTARY | {"positions": [[0, 1]]},
+       "positions: expected [S] beside embeddings [S][E], got [][] (2 levels of arrays)", **ON_WIDE),
+    v1(ROTARY | {"positions": [0, 0.5]},
+       "positions[1]: expected a whole number of INT64, got 0.5", **ON_WIDE),
+    v1(ROTARY | {"positions": [0, -1]},
+       "positions: expected whole numbers from 0 to 16777215, got -1 at [0, 1]", **ON_WIDE),
+    v1(ROTARY | {"positions": [2**24, 0]},
+       "positions: expected whole numbers from 0 to 16777215, got 16777216 at [0, 0]", **ON_WIDE),
+    v1(LEARNED | {"positions": [8, 9]},
+       "positions: expected whole numbers from 0 to 8, the last row of the layer's table, got 9 at [0, 1]", **ON_WIDE),
+    v1(LEARNED | {"embeddings": [[0.5] * 8] * 10},
+       "embeddings: at most 9 tokens long, as many as the layer's table of positions has rows, got 10", **LARGE, **ON_WIDE),
+    v1(ONE | {"position_bias": [[[0.0]]]},
+       "body: unknown key 'position_bias': nothing is added to the scores but the position bias of a layer that has one (ALiBi, the buckets of T5), which is part of it and which positions [B, S] move; of a bias of 0 and -inf send pair_mask [B or 1, H or 1, S, T] = bias == 0"),
+    v1(ONE | {"alibi_slopes": [0.5, 0.25]},
+       "body: unknown key 'alibi_slopes': a position bias is part of the layer (GET /v1/models/{name} shows it); positions [B, S], whole numbers from 0, say between which places it counts the distances"),
+    v1(ONE | {"position_ids": [0, 1]},
+       "body: unknown key 'position_ids': send positions [B, S], whole numbers from 0, to a layer that has positions (GET /v1/models/{name} lists its inputs); what a model adds to embeddings before the layer is added before the call"),
+    v1(CROSS | {"value_memory": [[0.5] * 6]},
+       "value_memory: expected none for a layer whose keys and values have one source, got one"),
+    v1(VALUES | {"value_memory": None},
+       "value_memory: expected [B, T, 5], the source of values beside memory, got none", **ON_WIDE),
+    v1(VALUES | {"value_memory": [[0.5] * 6]},
+       "value_memory: expected [1, 5], got [1, 6]", **ON_WIDE),
+    v1(VALUES | {"value_memory": [[0.5] * 5] * 2},
+       "value_memory: expected 1 tokens, one a key, got 2", **ON_WIDE),
+    v1(VALUES | {"causal": True},
+       "causal: expected false for a cross-attention layer, got true", **ON_WIDE),
+    v1({"model": "extra", "embeddings": [[[0.5] * 8] * 8] * 2, "weights": True},
+       "answer: at most 1600 bytes, this call asks for 1792, counted as FP32; send fewer sequences at once, or ask for fewer heads' weights", **LARGE, **ON_WIDE),
+    st(X | {"positions": np.arange(3)[None]},
+       "positions: expected [1, 2], got [1, 3]", query="model=learned", **ON_WIDE),
+    st(X | {"positions": np.zeros((1, 2), np.float32)},
+       "positions: expected I64 (also read: I32), got 'F32'", query="model=learned", **ON_WIDE),
+    st(PACKED | {"positions": np.arange(2)},
+       "positions: expected [3], the sum of the lengths, got [2]", query="model=learned", **ON_WIDE),
+    v2({"inputs": [*tensor(), {"name": "positions", "shape": [1, 2], "datatype": "FP32", "data": [0, 1]}]},
+       "inputs[1].datatype: positions: expected INT64 (also read: INT32), got 'FP32'", model="learned", **ON_WIDE),
+    v2({"inputs": [*tensor(), {"name": "positions", "shape": [1, 2], "datatype": "INT64", "data": [0, 1]}]},
+       "positions: expected none for a layer without positions, got some"),
+    v2({"outputs": [{"name": "extra_weights"}]},
+       "outputs[0]: expected output, got 'extra_weights', an output of the model <name>-weights", model="extra", **ON_WIDE),
+    v2({"outputs": [{"name": "extra_weights"}]},
+       "outputs[0]: expected output or attention_weights, got 'extra_weights': the layer has no extra keys", model="tiny-weights"),
     # Its query and headers
     v1(ONE,
        "query: weights: expected true, false or heads such as 0,3, got 'yes'", query="weights=yes"),
@@ -371,11 +429,11 @@ REFUSALS = [
     st({},
        "body: expected safetensors: a header of 120 bytes, got 0", content=b"x"),
     st({},
-       "body: at most 11008 bytes of safetensors header for 11 tensors, got 12000", content=named(0, 12_000), **LARGE),
+       "body: at most 11520 bytes of safetensors header for 13 tensors, got 12000", content=named(0, 12_000), **LARGE),
     st({},
-       "body: at most 11 tensors in safetensors, got 12", content=named(12), **LARGE),
+       "body: at most 13 tensors in safetensors, got 14", content=named(14), **LARGE),
     st({},
-       "body: at most 11 tensors in safetensors, got 99", content=named(99), **LARGE),
+       "body: at most 13 tensors in safetensors, got 99", content=named(99), **LARGE),
     st({},
        "body: expected safetensors, got JSON: send Content-Type: application/json with it", content=b'{"embeddings": [[1]]}'),
     st({"x": X["embeddings"]},
@@ -469,6 +527,10 @@ REFUSALS = [
        "parameters: unknown key 'timeout_s': it is an option of /v1/attention; in /v2 say parameters.timeout, in microseconds, or X-Request-Timeout-S"),
     v2({"parameters": {"is_causal": True}},
        "parameters: unknown key 'is_causal': say causal true: query s attends to key t only if t <= s"),
+    v2({"parameters": {"position_ids": [0, 1]}},
+       "parameters: unknown key 'position_ids': send positions [B, S], whole numbers from 0, to a layer that has positions (GET /v1/models/{name} lists its inputs); what a model adds to embeddings before the layer is added before the call"),
+    v2({"parameters": {"valid_lens": [1]}},
+       "parameters: unknown key 'valid_lens': sequences of a batch may differ in length: in JSON each has its own; in safetensors they lie one after the other beside lengths [B]; in /v2 pad them, and hide the padding with attend_mask [B, T]"),
     v2({"parameters": {"timeout": 0.5}},
        "parameters.timeout: expected whole microseconds up to 3600000000, got 0.5"),
     v2({"parameters": {"binary_data_output": 1}},
@@ -486,17 +548,19 @@ REFUSALS = [
     v2({"inputs": tensor(name=1)},
        "inputs[0].name: expected a string, got a number"),
     v2({"inputs": tensor(name="x1")},
-       "inputs[0]: unknown key 'x1'; expected embeddings, memory, attend_mask, pair_mask, head_mask"),
+       "inputs[0]: unknown key 'x1'; expected embeddings, memory, value_memory, positions, attend_mask, pair_mask, head_mask"),
     v2({"inputs": tensor(dtype="FP32")},
        "inputs[0]: unknown key 'dtype'; did you mean datatype? expected name, shape, datatype, parameters, data"),
     v2({"inputs": tensor() * 2},
        "inputs[1]: expected each input once, got embeddings twice"),
     v2({"inputs": tensor(shape="-1")},
-       "inputs[0].shape: expected an array of whole numbers from 1, at most 5, got a string"),
+       "inputs[0].shape: expected at most 5 axes, each a whole number from 1 to 2147483647, got a string"),
     v2({"inputs": tensor(shape=[1] * 6)},
-       "inputs[0].shape: expected an array of whole numbers from 1, at most 5, got 6 numbers"),
+       "inputs[0].shape: expected at most 5 axes, each a whole number from 1 to 2147483647, got 6 axes"),
     v2({"inputs": tensor(shape=[1, -2, 8])},
-       "inputs[0].shape: expected an array of whole numbers from 1, at most 5, got -2"),
+       "inputs[0].shape: expected at most 5 axes, each a whole number from 1 to 2147483647, got -2"),
+    v2({"inputs": tensor(shape=[1, 10**12])},
+       "inputs[0].shape: expected at most 5 axes, each a whole number from 1 to 2147483647, got 1000000000000"),
     v2({"inputs": tensor(datatype=1)},
        "inputs[0].datatype: embeddings: expected FP32, got a number"),
     v2({"inputs": tensor(datatype="BYTES")},

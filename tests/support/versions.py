@@ -18,18 +18,19 @@ from service.contract import (
     ATTEND_MASK,
     ATTENTION_WEIGHTS,
     EMBEDDINGS,
+    EXTRA_WEIGHTS,
     GOLDEN_FILE,
     GRAPH_FILE,
     MANIFEST_FILE,
     MEMORY,
     OUTPUT,
     PLAIN_OUTPUT,
+    VALUE_MEMORY,
     WEIGHTS_FILE,
     FileEntry,
     Manifest,
 )
 from service.inference.artifact import Golden, Graph, read_artifact
-from service.inference.calls import Inputs
 from service.inference.engine import OnnxEngine
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -76,15 +77,16 @@ def publish_unproven(repository: Path, manifest: Manifest, graph: Graph, golden:
 
 def _answered(engine: OnnxEngine, golden: Golden) -> Arrays:
     """Return the golden inputs, and what this engine answers to them."""
-    inputs = Inputs(golden.embeddings, golden.memory)
-    plain = engine.run(inputs, weights=False)
-    masked = engine.run(dataclasses.replace(inputs, attend_mask=golden.attend_mask), weights=True)
-    assert masked.attention_weights is not None
-    tensors: Arrays = {
+    plain = engine.run(golden.inputs(engine.layer, masked=False), weights=False)
+    masked = engine.run(golden.inputs(engine.layer), weights=True)
+    tensors = {
         EMBEDDINGS: golden.embeddings,
+        MEMORY: golden.memory,
+        VALUE_MEMORY: golden.value_memory,
         ATTEND_MASK: golden.attend_mask,
         PLAIN_OUTPUT: plain.output,
         OUTPUT: masked.output,
         ATTENTION_WEIGHTS: masked.attention_weights,
+        EXTRA_WEIGHTS: masked.extra_weights,
     }
-    return tensors if golden.memory is None else tensors | {MEMORY: golden.memory}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}

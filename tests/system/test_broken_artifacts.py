@@ -56,9 +56,12 @@ def scribble(path: Path) -> None:
 
 
 BREAKS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "two bytes too many": (grow, "layer.weights: expected 1152 bytes, found 1154"),
+    "two bytes too many": (grow, "layer.weights: expected 1184 bytes, found 1186"),
     "link that leads nowhere": (hide, "layer.weights: expected a plain file"),
-    "manifest of another version": (renumber, "its manifest is of tiny version 77; a copy needs"),
+    "manifest of another version": (
+        renumber,
+        "got one of tiny version 77; if it is a copy, change",
+    ),
     "golden answer that differs": (mislead, "golden answer: output differs by"),
     "manifest that is no JSON": (scribble, "manifest.json: "),
 }

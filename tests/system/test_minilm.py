@@ -24,9 +24,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from export.graph import read_state
 from export.publish import publish
 from export.sources import from_hf
+from export.weights_file import read_spec
 from service.contract import WEIGHTS_FILE
 from service.inference.artifact import Artifact, read_artifact
 from tests.support.calls import (
@@ -345,6 +345,7 @@ def test_model_page_names_checkpoint_layer_and_parity(layer: int, served: Server
     assert page["source"] == {
         "kind": "hf",
         "checkpoint": "nreimers/MiniLM-L6-H384-uncased",
+        "family": "bert",
         "layer": layer,
     }
     assert (page["layer"]["embed_dim"], page["layer"]["num_heads"]) == (EMBED_DIM, HEADS)
@@ -366,13 +367,15 @@ def test_artifact_holds_the_checkpoints_numbers(
     names = [f"{part}.self.{name}" for name in ("query", "key", "value")]
     artifact = artifacts[layer]
 
-    state = read_state(artifact.graph, artifact.manifest.layer)
+    found = read_spec(artifact.graph, artifact.manifest.layer).tensors
 
     for kind in ("weight", "bias"):
-        wanted = np.concatenate([tensors[f"{name}.{kind}"] for name in names])
-        np.testing.assert_array_equal(state[f"in_proj_{kind}"].numpy(), wanted)
+        for name in names:
+            wanted = tensors[f"{name}.{kind}"]
+            ours = found[f"{name.rsplit('.', 1)[1]}.{kind}"]
+            np.testing.assert_array_equal(ours.numpy(), wanted)
         wanted = tensors[f"{part}.output.dense.{kind}"]
-        np.testing.assert_array_equal(state[f"out_proj.{kind}"].numpy(), wanted)
+        np.testing.assert_array_equal(found[f"output.{kind}"].numpy(), wanted)
 
 
 def test_export_command_publishes_the_same_weights(

@@ -80,7 +80,7 @@ def test_reload_of_a_broken_version_leaves_the_old_one_serving(repository: Path)
         problem = server.wait_for_log(r'"message":"not reloaded","problem":"([^"]*)"')[1]
         version, ready = version_of(server), server.get("/v2/health/ready").status_code
 
-    assert "tiny/2/layer.weights: expected 1152 bytes, found 0" in problem
+    assert "tiny/2/layer.weights: expected 1184 bytes, found 0" in problem
     assert (version, ready) == (1, 200)
 
 
@@ -206,7 +206,7 @@ def test_reload_serves_the_best_good_version_and_names_the_broken_one(
         ("1", "UNAVAILABLE", "not served: higher versions are"),
         ("2", "UNAVAILABLE", "not served: higher versions are"),
         ("3", "READY", ""),
-        ("4", "UNAVAILABLE", "tiny/4/layer.weights: expected 1152 bytes, found 0"),
+        ("4", "UNAVAILABLE", "tiny/4/layer.weights: expected 1184 bytes, found 0"),
     ]
     assert (ready.status_code, ready.json()) == (200, {"ready": True, "broken": ["tiny/4"]})
 
@@ -261,7 +261,7 @@ def test_start_on_a_broken_highest_version_ends_though_a_lower_one_is_good(
 
     assert ended.returncode == 2
     [line] = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
-    assert line.endswith("tiny/2/layer.weights: expected 1152 bytes, found 0")
+    assert line.endswith("tiny/2/layer.weights: expected 1184 bytes, found 0")
 
 
 def threads_of(server: Server) -> int:

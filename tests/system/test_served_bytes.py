@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from service.contract import ARTIFACT_FILES, MANIFEST_FILE, LayerConfig
+from service.contract import ARTIFACT_FILES, MANIFEST_FILE
 from service.errors import ArtifactUnreadable
 from service.inference.artifact import Artifact, Graph, read_artifact
 from service.inference.calls import Inputs
 from service.inference.engine import OnnxEngine
+from service.layer_config import LayerConfig
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import Server
 
@@ -158,7 +159,7 @@ def test_read_artifact_of_another_size_reads_nothing_of_it(repository: Path) -> 
     file = repository / "tiny" / "1" / "layer.weights"
     os.truncate(file, 2**40)
 
-    with pytest.raises(ArtifactUnreadable, match=f"expected 1152 bytes, found {2**40}"):
+    with pytest.raises(ArtifactUnreadable, match=f"expected 1184 bytes, found {2**40}"):
         read_artifact(file.parent)
 
 

@@ -18,9 +18,10 @@ import numpy.typing as npt
 import pytest
 from safetensors.numpy import load, save
 
-from service.contract import FP32_TOLERANCE, GRAPH_FILE, LayerConfig
+from service.contract import FP32_TOLERANCE, GRAPH_FILE
 from service.inference.artifact import read_artifact, read_graph
 from service.inference.parity import relative_error
+from service.layer_config import LayerConfig
 from tests.support.layers import Layers
 from tests.support.server import Server, until
 from tests.support.versions import factor_of, publish_unproven, publish_version
@@ -65,8 +66,7 @@ def prepared(layers: Layers, tmp_path_factory: pytest.TempPathFactory) -> Staged
     root = tmp_path_factory.mktemp("versions")
     source = random_layer(LAYER.embed_dim, LAYER.num_heads, seed=1)
     (root / "graph").mkdir()
-    for _ in write_graph(source.layer, root / "graph" / GRAPH_FILE):
-        pass
+    write_graph(source.spec, root / "graph" / GRAPH_FILE)
     random = np.random.default_rng(0)
     template = read_artifact(layers.artifact("tiny"))
     golden = dataclasses.replace(
@@ -79,10 +79,10 @@ def prepared(layers: Layers, tmp_path_factory: pytest.TempPathFactory) -> Staged
     )
     for version in range(1, VERSIONS + 1):
         publish_version(root / "aside", NAME, version, base=base)
-    state = {key: tensor.numpy() for key, tensor in source.reference.state_dict().items()}
+    tensors = {key: tensor.numpy() for key, tensor in source.spec.tensors.items()}
     formulas = {
         version: Formula(
-            {key: tensor * factor_of(version) for key, tensor in state.items()}, LAYER.num_heads
+            LAYER, {key: tensor * factor_of(version) for key, tensor in tensors.items()}
         )
         for version in range(1, VERSIONS + 1)
     }

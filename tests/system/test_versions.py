@@ -242,4 +242,4 @@ def test_start_without_skipping_ends_if_any_version_to_be_kept_is_broken(
             until(lambda: server.get("/v2/health/ready").status_code == 200)
         else:
             assert server.process.wait(60) == 2
-            assert "tiny/2/layer.weights: expected 1152 bytes, found 0" in server.log()
+            assert "tiny/2/layer.weights: expected 1184 bytes, found 0" in server.log()

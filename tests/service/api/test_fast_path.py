@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 import pytest
 
+from loadtest import oip
 from service.api.api_keys import ApiKeys
 from service.api.fast_path import InferFastPath, PendingCall
 from service.codecs.chunks import Chunk
@@ -240,6 +241,46 @@ def test_shapes_that_have_passed_are_checked_again_for_another_layer(
         await server.models.close()
 
     asyncio.run(scenario())
+
+
+def test_positions_are_looked_at_in_every_call_whose_head_is_remembered(layers: Layers) -> None:
+    """Its shapes have passed; its positions may be others, also such as no layer has."""
+    x = np.random.default_rng(3).standard_normal((1, 2, 8)).astype(np.float32)
+
+    def data(*positions: int) -> bytes:
+        body = oip.encode(
+            {"embeddings": x, "positions": np.array([positions])},
+            parameters={"binary_data_output": True},
+        )
+        head = "POST /v2/models/learned/infer HTTP/1.1\r\nHost: a\r\n"
+        length = f"{oip.HEADER_LENGTH}: {body.header_length}\r\n"
+        size = f"Content-Length: {len(body.content)}\r\n\r\n"
+        return (head + length + size).encode() + body.content
+
+    async def scenario() -> list[tuple[int, dict[bytes, bytes], bytes] | None]:
+        server = quiet_server(layers.wide)
+        fast_path = InferFastPath(server)
+        answers: list[tuple[int, dict[bytes, bytes], bytes] | None] = []
+        for positions in ((0, 1), (8, 3), (8, 9), (-1, 0), (3, 8)):
+            caller = Caller()
+            if fast_path.take(data(*positions), caller) is None:
+                answers.append(None)
+            else:
+                await caller.heard.wait()
+                answers.append(caller.answers[0])
+        await server.models.close()
+        return answers
+
+    answers = asyncio.run(scenario())
+
+    assert [answer is None for answer in answers] == [False, False, True, True, False]
+    for answer, positions in ((answers[0], [0, 1]), (answers[1], [8, 3]), (answers[4], [3, 8])):
+        assert answer is not None
+        status, headers, content = answer
+        size = int(headers[oip.HEADER_LENGTH.lower().encode()])
+        wanted = layers.formula("learned")(x, positions=[positions]).output
+        assert status == 200
+        np.testing.assert_allclose(oip.decode(content, size)["output"], wanted, atol=1e-5)
 
 
 def test_many_heads_are_forgotten_again(repository: Path) -> None:

@@ -599,7 +599,7 @@ def test_load_of_what_cannot_be_served_leaves_the_old_version(
     check_problem(response, 503, "not_ready", "model tiny: version 2 cannot be served")
     assert str(repository) not in response.text
     problem = controlled.wait_for_log(r'"message":"not reloaded","problem":"([^"]*)"')[1]
-    assert "tiny/2/layer.weights: expected 1152 bytes, found 0" in problem
+    assert re.search(r"tiny/2/layer\.weights: expected \d+ bytes, found 0$", problem)
     assert infer(controlled, 1).json()["model_version"] == "1"
 
 

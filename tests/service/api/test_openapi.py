@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.layers import Layers
+from tests.support.layers import WIDE, Layers
 from tests.support.server import Server
 
 pytestmark = pytest.mark.fault("E8")
@@ -87,6 +87,17 @@ def test_every_answer_to_get_is_of_the_type_that_is_described(server: Server) ->
                 assert schema.get("properties") or schema["type"] == "array", path
                 looked += 1
     assert looked > 40
+
+
+@pytest.mark.parametrize("name", sorted(WIDE))
+def test_every_kind_of_layer_is_told_as_described(wide_server: Server, name: str) -> None:
+    """Rotary positions, norms, biases of positions: each option has its type."""
+    told = {path: told for path, _, told in operations(wide_server)}["/v1/models/{name}"]
+    schema = told["responses"]["200"]["content"]["application/json"]["schema"]
+
+    answer = wide_server.get(f"/v1/models/{name}").json()
+
+    assert list(problems(answer, schema, name)) == []
 
 
 @pytest.mark.parametrize("path", ["/v1/attention", "/v2/models/{name}/infer"])

@@ -212,7 +212,7 @@ def test_artifact_that_cannot_be_loaded_is_told_without_its_path(
     assert answer.status_code == 503
     assert answer.json()["error"] == ("model spoilt: version 1 cannot be served; the log says why")
     check_tells_nothing(answer.text + index.text, host, "")
-    assert f"{spoilt}: its manifest is of tiny version 1" in open_server.log()
+    assert f"{spoilt}: expected a manifest of spoilt version 1" in open_server.log()
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.support.calls import (
     send_safetensors,
     send_single,
 )
-from tests.support.layers import CONFIGS, Layers
+from tests.support.layers import ALL, CONFIGS, WIDE, Layers
 from tests.support.server import Server
 
 Sender = Callable[[Server, Case], Reply]
@@ -41,19 +41,23 @@ many = settings(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Sender, Case]:
-    """Draw a call of any kind, and a format that can carry it."""
-    model = draw(st.sampled_from(sorted(CONFIGS)))
-    layer = CONFIGS[model]
+def cases(draw: st.DrawFn, models: list[str]) -> tuple[Sender, Case]:
+    """Draw a call of any kind to one of the models, and a format that can carry it."""
+    model = draw(st.sampled_from(models))
+    layer = ALL[model]
     rows = draw(st.integers(1, 4))
     sizes = st.lists(st.integers(1, 9), min_size=rows, max_size=rows)
-    lengths = draw(st.one_of(sizes, st.integers(1, 40).map(lambda n: [n] * rows)))
+    longest = layer.max_positions or 40
+    lengths = draw(st.one_of(sizes, st.integers(1, longest).map(lambda n: [n] * rows)))
     keys = draw(sizes) if layer.is_cross else lengths
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
     options: dict[str, Any] = {
         "weights": draw(st.booleans()),
-        "causal": not layer.is_cross and draw(st.booleans()),
+        "causal": draw(st.sampled_from([None, False] if layer.is_cross else [None, True, False])),
     }
+    if layer.takes_positions and draw(st.booleans()):
+        last = layer.max_positions or 60
+        options["positions"] = tuple(random.integers(0, last, n) for n in lengths)
     if draw(st.booleans()):
         # Some rows end up with nothing to attend to; rule 1 covers them.
         options["attend_mask"] = tuple(random.random(n) < 0.7 for n in keys)
@@ -73,7 +77,7 @@ def cases(draw: st.DrawFn) -> tuple[Sender, Case]:
 
 
 @many
-@given(drawn=cases())
+@given(drawn=cases(sorted(CONFIGS)))
 def test_valid_call_in_any_format_equals_the_formula(
     drawn: tuple[Sender, Case], server: Server, layers: Layers
 ) -> None:
@@ -81,6 +85,19 @@ def test_valid_call_in_any_format_equals_the_formula(
     send, case = drawn
 
     reply = send(server, case)
+
+    check_close(reply, expected(case, layers.formula(case.model)))
+
+
+@many
+@given(drawn=cases(sorted(WIDE)))
+def test_valid_call_to_any_kind_of_layer_in_any_format_equals_the_formula(
+    drawn: tuple[Sender, Case], wide_server: Server, layers: Layers
+) -> None:
+    """Positions, value memories, extra keys, causal defaults and what overrides them."""
+    send, case = drawn
+
+    reply = send(wide_server, case)
 
     check_close(reply, expected(case, layers.formula(case.model)))
 

@@ -167,3 +167,17 @@ def test_datatypes_have_the_sizes_of_the_protocol() -> None:
     sizes = {name: int(name.strip("UINTFPB")) // 8 for name in NUMBERS} | {"BOOL": 1}
 
     assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == sizes
+
+
+@pytest.mark.parametrize("datatype", ["INT32", "INT64"])
+@pytest.mark.parametrize("spaces", [0, 1, 4])
+def test_positions_are_read_as_int64_wherever_they_lie(datatype: str, spaces: int) -> None:
+    """Aligned for the runtime, also behind a header of any length."""
+    numbers = np.array([[0, 2**24 - 1, -1]], INTEGERS[datatype])
+    content = b" " * spaces + numbers.tobytes()
+
+    found = from_bytes(content, spaces, datatype, (1, 3), "positions", "INT64")
+
+    assert found.dtype == np.int64
+    assert found.flags.aligned
+    np.testing.assert_array_equal(found, numbers)

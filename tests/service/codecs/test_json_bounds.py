@@ -24,7 +24,10 @@ WIDTH = 8
 WIDE = Limits(max_rows=256, max_length=4096, max_tokens=131_072, max_answer_bytes=2**29)
 MOST_ARRAYS = 256 + 4 * 4 + FEW
 MOST_PAIR_ARRAYS = MOST_ARRAYS + 16 * 256 + 64 * 1024
+MOST_VALUE_ARRAYS = MOST_ARRAYS + 256 + 4
 MOST_VALUES = 256 * (WIDTH + 1) + 4 * WIDTH + FEW
+
+OFFERED = ("output", "attention_weights")
 
 Decode = Callable[[bytes], object]
 
@@ -36,12 +39,12 @@ def decode_attention(body: bytes) -> object:
 
 def decode_infer(body: bytes) -> object:
     """Decode an infer body that is JSON alone."""
-    return oip_request.decode(body, len(body), True, None, bounds_of(LIMITS, WIDTH))
+    return oip_request.decode(body, len(body), OFFERED, None, bounds_of(LIMITS, WIDTH))
 
 
 def decode_infer_header(body: bytes) -> object:
     """Decode an infer body whose JSON is followed by four bytes of a tensor."""
-    return oip_request.decode(body + bytes(4), len(body), True, None, bounds_of(LIMITS, WIDTH))
+    return oip_request.decode(body + bytes(4), len(body), OFFERED, None, bounds_of(LIMITS, WIDTH))
 
 
 DECODERS = (decode_attention, decode_infer, decode_infer_header)
@@ -197,10 +200,30 @@ def test_any_call_within_the_limits_is_within_the_bounds(
         "head_mask": np.ones((rows, heads)),
     }
 
-    for more in ({}, {"pair_mask": np.ones((rows, heads, length, keys), bool)}):
+    # A layer with positions has no memory, and what stands for a key in both memories has the
+    # width of `LayerConfig.token_width`.
+    memories = {"memory": (rows, keys, width - 6), "value_memory": (rows, keys, 6)}
+    kinds: list[dict[str, Any]] = [{}, {"pair_mask": np.ones((rows, heads, length, keys), bool)}]
+    kinds.append({name: np.zeros(shape) for name, shape in memories.items()})
+    if length == keys:
+        positions = np.full((rows, length), 2**24 - 1)
+        kinds.append({"memory": np.zeros(0), "positions": positions})
+    for more in kinds:
         body = json.dumps({name: t.tolist() for name, t in (tensors | more).items()}).encode()
 
         check(body, bounds, counts_of(body))
+
+
+@pytest.mark.fault("A3")
+def test_second_memory_is_counted_only_where_there_is_one() -> None:
+    """Its tokens are as many as those of the memory beside it, and no reason for more arrays."""
+    bounds = bounds_of(LIMITS, WIDTH)
+    arrays = b"[" * (MOST_VALUE_ARRAYS - 1)
+
+    check(b'{"value_memory":[' + arrays, bounds, counts_of(b"[" + arrays))
+    for body in (b'{"memory":[' + arrays, b'{"value_memory":[[' + arrays):
+        with pytest.raises(TooLarge, match=f"at most {MOST_ARRAYS} arrays"):
+            check(body, bounds, counts_of(body))
 
 
 @pytest.mark.fault("A3")
@@ -269,8 +292,8 @@ def test_bounds_are_told_with_the_limits_behind_them() -> None:
 
     assert str(caught.value) == (
         f"body: at most {MOST_ARRAYS} arrays and {MOST_VALUES} values for 4 sequences and 256"
-        f" tokens of 8 numbers ({MOST_PAIR_ARRAYS} arrays with a pair_mask), got 5000 arrays and"
-        " 1 values"
+        f" tokens of 8 numbers ({MOST_PAIR_ARRAYS} arrays with a pair_mask, {MOST_VALUE_ARRAYS}"
+        " with a value_memory), got 5000 arrays and 1 values"
     )
 
 
@@ -360,7 +383,7 @@ def test_array_longer_than_simdjson_counts_is_left_to_the_exact_reader(
     floats = b'{"embeddings":[' + b"[1,1,1,1,1,1,1,1]," * 4_999 + b"[1,1,1,1,1,1,1,1]]}"
 
     with counting() as parsed:
-        request = oip_request.decode(body, len(body), False)
+        request = oip_request.decode(body, len(body), ("output",))
         assert parsed.exact_bytes == len(body)
         attention_json.decode(floats, {}, WIDE)
 

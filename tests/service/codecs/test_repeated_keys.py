@@ -14,7 +14,7 @@ from service.errors import InvalidInput
 from tests.support.server import Server
 
 INPUT = {"name": "embeddings", "shape": [1, 64, 8], "datatype": "FP32", "data": [0.5] * 512}
-INFER: dict[str, Any] = {"inputs": [INPUT], "parameters": {"causal": True, "x": {"y": 1}}}
+INFER: dict[str, Any] = {"inputs": [INPUT], "parameters": {"causal": True, "note": {"y": 1}}}
 ATTENTION = {"model": "tiny", "embeddings": [[0.5] * 8] * 64, "weights": {"heads": [0]}}
 LARGE = 4000
 """Spaces that make a body too long for the reader of small ones."""

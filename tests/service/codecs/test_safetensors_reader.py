@@ -57,12 +57,12 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (empty_tensors(64_000), "body: at most 11008 bytes of safetensors header for 11 tensors"),
-        (file_of(b"{" * 11_009), "body: at most 11008 bytes of safetensors header"),
-        (file_of(b" " * 11_009), "body: at most 11008 bytes of safetensors header"),
-        (file_of({"__metadata__": {"a": "x" * 12_000}}), "body: at most 11008 bytes of safetens"),
-        (empty_tensors(100), "body: at most 11 tensors in safetensors, got 100"),
-        (file_of(b"{" * 100), "body: at most 11 tensors in safetensors, got 99"),
+        (empty_tensors(64_000), "body: at most 11520 bytes of safetensors header for 13 tensors"),
+        (file_of(b"{" * 11_521), "body: at most 11520 bytes of safetensors header"),
+        (file_of(b" " * 11_521), "body: at most 11520 bytes of safetensors header"),
+        (file_of({"__metadata__": {"a": "x" * 12_000}}), "body: at most 11520 bytes of safetens"),
+        (empty_tensors(100), "body: at most 13 tensors in safetensors, got 100"),
+        (file_of(b"{" * 100), "body: at most 13 tensors in safetensors, got 99"),
     ],
 )
 def test_header_is_refused_by_its_length_and_tensors_before_it_is_parsed(
@@ -227,4 +227,4 @@ def test_server_refuses_a_header_bomb(server: Server) -> None:
 
     assert response.status_code == 413, response.text
     assert response.json()["code"] == "too_large"
-    assert "bytes of safetensors header for 263 tensors" in response.json()["error"]
+    assert "bytes of safetensors header for 265 tensors" in response.json()["error"]

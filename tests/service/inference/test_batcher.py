@@ -16,12 +16,14 @@ from service.errors import (
     QueueFull,
     ThreadsUnavailable,
 )
+from service.inference.artifact import read_graph
 from service.inference.batcher import Batcher
 from service.inference.batches import BatchLimits
 from service.inference.calls import Answer, Call, Inputs
-from service.inference.engine import Engine
+from service.inference.engine import Engine, OnnxEngine
 from service.inference.schedule import QueueLimits
 from tests.support.doubles import HeldEngine, PromptEngine, RaisingEngine, RecordingObserver
+from tests.support.layers import ALL, Layers
 
 
 def make(
@@ -95,6 +97,34 @@ def test_call_without_weights_never_shares_a_run_with_one_that_wants_them() -> N
         return engine.ran
 
     assert asyncio.run(scenario()) == [[0], [1, 3], [2, 4]]
+
+
+@pytest.mark.parametrize("max_batch_tokens", [4, 99])
+@pytest.mark.parametrize("lengths", [None, [1, 3, 2]])
+def test_extra_weights_of_a_call_in_slices_are_those_of_its_heads(
+    layers: Layers, max_batch_tokens: int, lengths: list[int] | None
+) -> None:
+    """However many runs it takes, and whatever its lengths."""
+    x = np.random.default_rng(5).standard_normal((3, 3, 8)).astype(np.float32)
+    sizes = lengths or [3] * 3
+    wanted = [layers.formula("extra")(x[[i], :n]) for i, n in enumerate(sizes)]
+    if lengths is not None:
+        x[np.arange(3) >= np.array(lengths)[:, None]] = 0
+
+    async def scenario() -> Answer:
+        graph = read_graph(layers.artifact("extra") / "layer.onnx")
+        batcher = make(OnnxEngine(graph, ALL["extra"]), max_batch_tokens=max_batch_tokens)
+        true_lengths = None if lengths is None else np.array(lengths)
+        answer = await batcher.submit(Call(Inputs(x), true_lengths, weights=True, heads=(1,)))
+        await batcher.close()
+        return answer
+
+    answer = asyncio.run(scenario())
+
+    assert answer.extra_weights is not None
+    assert answer.extra_weights.shape == (3, 1, 3, 2)
+    for found, want in zip(answer.weights_of_extra_keys(), wanted, strict=True):
+        np.testing.assert_allclose(found, want.extra_weights[0, 1:], atol=1e-5)
 
 
 def test_large_call_runs_in_slices_and_is_answered_as_one() -> None:

@@ -1,6 +1,6 @@
 """Batches: which slices may share one, and that no answer depends on it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,10 +11,13 @@ from service.inference.artifact import read_graph
 from service.inference.batches import Batch, BatchLimits, outputs_of, slices_of, stacked_inputs
 from service.inference.calls import Call, Inputs, Outputs
 from service.inference.engine import OnnxEngine
-from tests.support.layers import CONFIGS, Layers
+from service.layer_config import LayerConfig, Rotary
+from tests.support.layers import ALL, CONFIGS, WIDE, Layers
 
 TOLERANCE = 1e-5
 """Rule 2 of the contract, for FP32."""
+
+PLAIN = LayerConfig(1, 1)
 
 NO_LIMITS = BatchLimits(10**9, 10**9, 0.999)
 
@@ -44,7 +47,7 @@ def test_slices_of_a_call_that_fits_is_one_without_a_copy() -> None:
     [slice_] = slices_of(call, BatchLimits(32, 256, 0.25))
 
     assert slice_.is_whole
-    assert stacked_inputs(Batch.of(slice_)) is call.inputs
+    assert stacked_inputs(Batch.of(slice_), PLAIN) is call.inputs
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ def test_stacked_inputs_of_equal_calls_without_masks_have_no_mask() -> None:
     batch = Batch.of(slices_of(uniform(1, 2), NO_LIMITS)[0])
     assert batch.try_add(slices_of(uniform(2, 2), NO_LIMITS)[0], NO_LIMITS)
 
-    inputs = stacked_inputs(batch)
+    inputs = stacked_inputs(batch, PLAIN)
 
     assert inputs.embeddings.shape == (3, 2, 1)
     assert (inputs.attend_mask, inputs.pair_mask, inputs.head_mask) == (None, None, None)
@@ -130,7 +133,7 @@ def test_stacked_inputs_of_equal_calls_without_masks_have_no_mask() -> None:
 @st.composite
 def calls(draw: st.DrawFn, model: str) -> Call:
     """Draw a call with any options; some hold NaN or huge values."""
-    layer = CONFIGS[model]
+    layer = ALL[model]
     rows, length = draw(st.integers(1, 3)), draw(st.integers(1, 6))
     keys = draw(st.integers(1, 6)) if layer.is_cross else length
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -148,10 +151,19 @@ def calls(draw: st.DrawFn, model: str) -> Call:
             embeddings[-1] *= 1e30
         case "infinite":
             embeddings[0, -1, 0] = np.inf
-    memory = None
-    if layer.memory_dim is not None:
-        memory = random.standard_normal((rows, keys, layer.memory_dim)).astype(np.float32)
-    for block, true_lengths in ((embeddings, lengths), (memory, memory_lengths)):
+    memory, value_memory = (
+        None if width is None else random.standard_normal((rows, keys, width)).astype(np.float32)
+        for width in (layer.memory_dim, layer.value_memory_dim)
+    )
+    positions = None
+    if layer.takes_positions:
+        positions = maybe(random.integers(0, layer.max_positions or 30, (rows, length)))
+    for block, true_lengths in (
+        (embeddings, lengths),
+        (positions, lengths),
+        (memory, memory_lengths),
+        (value_memory, memory_lengths),
+    ):
         if block is not None and true_lengths is not None:
             block[np.arange(block.shape[1]) >= true_lengths[:, None]] = 0
     shape = draw(st.sampled_from([(1, 1), (rows, 1), (rows, layer.num_heads)]))
@@ -163,6 +175,8 @@ def calls(draw: st.DrawFn, model: str) -> Call:
         pair_mask=maybe(random.random((*shape, length, keys)) < 0.7),
         head_mask=maybe(random.integers(0, 3, factors).astype(np.float32)),
         causal=not layer.is_cross and draw(st.booleans()),
+        value_memory=value_memory,
+        positions=positions,
     )
     return Call(inputs, lengths, memory_lengths, weights=draw(st.booleans()))
 
@@ -172,7 +186,7 @@ def engines(layers: Layers) -> dict[str, OnnxEngine]:
     """Return the real engine of each layer."""
     return {
         name: OnnxEngine(read_graph(layers.artifact(name) / "layer.onnx"), config)
-        for name, config in CONFIGS.items()
+        for name, config in ALL.items()
     }
 
 
@@ -196,6 +210,8 @@ def run_alone(engine: OnnxEngine, call: Call) -> list[Outputs]:
             pair_mask,
             head_mask,
             inputs.causal,
+            None if inputs.value_memory is None else inputs.value_memory[[row], :keys],
+            None if inputs.positions is None else inputs.positions[[row], :length],
         )
         answers.append(engine.run(single, weights=call.weights))
     return answers
@@ -215,13 +231,14 @@ def check_same(found: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(found[finite], wanted[finite], atol=TOLERANCE * scale, rtol=0)
 
 
+@pytest.mark.parametrize("models", [CONFIGS, WIDE], ids=["plain", "wide"])
 @many
 @given(data=st.data())
 def test_outputs_of_a_batch_answer_every_call_as_if_alone(
-    data: st.DataObject, engines: dict[str, OnnxEngine]
+    data: st.DataObject, engines: dict[str, OnnxEngine], models: dict[str, LayerConfig]
 ) -> None:
-    """Rule 2, over mixes of lengths, masks and options, with NaN and huge values beside."""
-    model = data.draw(st.sampled_from(sorted(CONFIGS)))
+    """Rule 2, over mixes of lengths, masks, positions and options, with NaN and huge beside."""
+    model = data.draw(st.sampled_from(sorted(models)))
     drawn = data.draw(st.lists(calls(model), min_size=2, max_size=5))
     limits = BatchLimits(data.draw(st.sampled_from([4, 16, 10**9])), 10**9, 0.9)
     waiting = [slice_ for call in drawn for slice_ in slices_of(call, limits)]
@@ -231,7 +248,9 @@ def test_outputs_of_a_batch_answer_every_call_as_if_alone(
         for slice_ in list(waiting):
             if batch.try_add(slice_, limits):
                 waiting.remove(slice_)
-        outputs = engines[model].run(stacked_inputs(batch), weights=batch.slices[0].call.weights)
+        outputs = engines[model].run(
+            stacked_inputs(batch, engines[model].layer), weights=batch.slices[0].call.weights
+        )
         for slice_, part in zip(batch.slices, outputs_of(batch, outputs), strict=True):
             alone = run_alone(engines[model], slice_.call)
             rows = np.arange(len(alone))[slice_.rows]
@@ -247,3 +266,45 @@ def test_outputs_of_a_batch_answer_every_call_as_if_alone(
                     check_same(
                         part.attention_weights[i, :, :length, :keys], wanted.attention_weights[0]
                     )
+                assert (part.extra_weights is None) == (wanted.extra_weights is None)
+                if part.extra_weights is not None and wanted.extra_weights is not None:
+                    check_same(part.extra_weights[i, :, :length], wanted.extra_weights[0])
+
+
+def rotating(scaling: Literal["none", "dynamic"]) -> LayerConfig:
+    """Return a layer with rotary positions."""
+    return LayerConfig(8, 2, rotary=Rotary(100.0, 4, scaling=scaling, original_length=4))
+
+
+def stacked_positions(layer: LayerConfig, *calls: Call) -> list[list[int]] | None:
+    """Return the positions of a batch of these calls."""
+    slices = [slice_ for call in calls for slice_ in slices_of(call, NO_LIMITS)]
+    batch = Batch.of(slices[0])
+    assert all(batch.try_add(slice_, NO_LIMITS) for slice_ in slices[1:])
+    positions = stacked_inputs(batch, layer).positions
+    return None if positions is None else positions.tolist()
+
+
+def test_stacked_positions_are_absent_where_counting_from_0_is_the_same() -> None:
+    """One row of positions for all sequences costs less than one for each."""
+    calls = uniform(1, 3), ragged(1, 2)
+
+    assert stacked_positions(rotating("none"), *calls) is None
+    assert stacked_positions(rotating("dynamic"), uniform(1, 3), uniform(1, 3)) is None
+
+
+def test_stacked_positions_of_padding_are_0_where_the_largest_counts() -> None:
+    """A sequence's own length decides how it is scaled, whatever it shares its run with."""
+    found = stacked_positions(rotating("dynamic"), uniform(1, 3), ragged(1, 2))
+
+    assert found == [[0, 1, 2], [0, 0, 0], [0, 1, 0]]
+
+
+def test_stacked_positions_of_a_call_without_any_count_from_0() -> None:
+    """Beside a call that gives its own."""
+    placed = uniform(1, 2)
+    placed.inputs.positions = np.array([[7, 5]])
+
+    found = stacked_positions(rotating("none"), placed, uniform(1, 3))
+
+    assert found == [[7, 5, 0], [0, 1, 2]]

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.contract import LayerConfig
 from service.errors import (
     ArtifactUnreadable,
     InferenceFailed,
@@ -27,16 +26,11 @@ from service.inference.engine import Engine, Provider, Stop
 from service.inference.model import Model, loader
 from service.inference.models import Models
 from service.inference.schedule import QueueLimits
+from service.layer_config import LayerConfig
 from service.telemetry.metrics import Metrics
 from tests.support.layers import Layers
+from tests.support.models import batcher_of
 from tests.support.server import until
-
-
-def batcher_of(name: str, engine: Engine) -> Batcher:
-    """Return a queue that these tests never fill."""
-    return Batcher(
-        engine, QueueLimits(1, 1, 1.0), BatchLimits(1, 1, 0.25), Metrics().of_model(name).queue()
-    )
 
 
 def load(repository: Path, *, default: str | None = None, provider: Provider = "cpu") -> Models:
@@ -114,9 +108,41 @@ def test_load_refuses_what_it_cannot_serve(repository: Path, tmp_path: Path) -> 
             load(place)
     with pytest.raises(ArtifactUnreadable, match="default model: expected one of cross, mha, tiny"):
         load(repository, default="nope")
-    (repository / "tiny").rename(repository / "other")
-    with pytest.raises(ArtifactUnreadable, match="its manifest is of tiny version 1"):
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (
+            "other/1",
+            "expected a manifest of other version 1, as its directories are named, got one of tiny"
+            ' version 1; if it is a copy, change "name" to "other" in its manifest.json',
+        ),
+        (
+            "tiny/3",
+            "expected a manifest of tiny version 3, as its directories are named, got one of tiny"
+            ' version 1; if it is a copy, change "version" to 3 in its manifest.json; to go back to'
+            " a version, take those above it away instead",
+        ),
+        (
+            "other/3",
+            "expected a manifest of other version 3, as its directories are named, got one of tiny"
+            ' version 1; if it is a copy, change "name" to "other" and "version" to 3 in its'
+            " manifest.json",
+        ),
+    ],
+)
+def test_load_refuses_a_manifest_of_another_place(
+    repository: Path, place: str, message: str
+) -> None:
+    """What differs is named, and nothing else is to be changed."""
+    target = repository / place
+    shutil.copytree(repository / "tiny" / "1", target)
+
+    with pytest.raises(ArtifactUnreadable) as caught:
         load(repository)
+
+    assert str(caught.value) == f"{target}: {message}"
 
 
 def test_load_for_cuda_without_cuda_refuses(layers: Layers) -> None:

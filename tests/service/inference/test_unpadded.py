@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.inference.validation import Limits, Tensors, pad, pad_last
+from service.inference.tensors import Tensors
+from service.inference.validation import Limits, pad, pad_last
 
 LIMITS = Limits(max_rows=256, max_length=4096, max_tokens=131_072, max_answer_bytes=2**29)
 
@@ -24,6 +25,8 @@ def ragged(lengths: list[int], keys: list[int] | None, heads: int, width: int) -
     embeddings, true_lengths = block(lengths)
     memory, memory_lengths = block(keys) if keys else (None, None)
     masks = [random.random((heads, n, t)) < 0.5 for n, t in zip(lengths, key_lengths, strict=True)]
+    values, _ = block(keys) if keys else (None, None)
+    positions = [random.integers(0, 2**24, n) for n in lengths]
     return Tensors(
         embeddings,
         memory,
@@ -32,6 +35,8 @@ def ragged(lengths: list[int], keys: list[int] | None, heads: int, width: int) -
         np.ones(heads, np.float32),
         true_lengths,
         memory_lengths,
+        values,
+        pad_last(positions, "x", LIMITS),
     )
 
 
