@@ -10,8 +10,9 @@ to do instead).
 import pickle
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from export.errors import SourceInvalid
-from export.json_files import parse_json, read_json
+from export.json_files import parse_json
 from export.refusals import NOT_WEIGHTS, reason_against
-
-INDEX_FILE = "model.safetensors.index.json"
-SINGLE_FILE = "model.safetensors"
+from export.wrappers import innermost, unwrapped
 
 _FLOATS = ("float32", "float16", "bfloat16", "float64")
 """The dtypes whose numbers are weights as they stand."""
@@ -66,6 +65,8 @@ class Checkpoint:
     where: str
     """The file or folder, as messages name it."""
     tensors: Mapping[str, Stored]
+    wrappers: tuple[str, ...] = ()
+    """What training had put around the state dict, and is left out of the names."""
 
     def below(self, prefix: str) -> list[str]:
         """List, sorted, the names below `prefix`, without it."""
@@ -88,26 +89,50 @@ class Checkpoint:
             raise SourceInvalid(self._refusal(prefix, refused))
 
     def take(
-        self, prefix: str, names: Iterable[str], *, harmless: Collection[str] = ()
+        self,
+        prefix: str,
+        names: Iterable[str],
+        *,
+        harmless: Collection[str] = (),
+        buffers: Collection[str] = (),
     ) -> dict[str, Tensor]:
         """
         Return the tensors `prefix + name` in FP32, by name, once nothing else lies below `prefix`.
 
-        `harmless` are names below `prefix` that cannot change the layer's answer.
+        `harmless` are names below `prefix` that cannot change the layer's answer, and `buffers`
+        those of no weights, which may have any dtype.
 
         Raises:
             SourceInvalid: a tensor below the prefix is neither used nor harmless, one is missing,
-                or one that is used is no dense, finite tensor of floating-point weights.
+                has another dtype than weights, or one that is used is not dense and finite.
         """
         names = list(names)
-        self.refuse_unknown(prefix, {*names, *harmless})
+        self.refuse_unknown(prefix, {*names, *harmless, *buffers})
         for name in names:
             if prefix + name not in self.tensors:
                 raise SourceInvalid(f"{self.where}: expected a tensor {prefix}{name}, got none")
         # Each on its own, before any is read: put together, integers would become floats.
         for name in self.below(prefix):
-            self._check_dtype(prefix + name)
+            if name not in buffers:
+                self._check_dtype(prefix + name)
         return {name: self._read(prefix + name) for name in names}
+
+    def read(self, name: str) -> Tensor:
+        """
+        Return one tensor in FP32, whatever lies beside it.
+
+        Raises:
+            SourceInvalid: there is none, or none of floating-point weights.
+        """
+        if name not in self.tensors:
+            raise SourceInvalid(f"{self.where}: expected a tensor {name}, got none")
+        self._check_dtype(name)
+        return self._read(name)
+
+    def without(self, name: str) -> "Checkpoint":
+        """Return the same tensors but one."""
+        kept = {other: stored for other, stored in self.tensors.items() if other != name}
+        return replace(self, tensors=kept)
 
     def refuse_unknown(self, prefix: str, known: Collection[str]) -> None:
         """
@@ -164,7 +189,29 @@ def from_values(where: str, values: Mapping[str, object]) -> Checkpoint:
 
 def open_file(path: Path) -> Checkpoint:
     """
-    Return the tensors of one file.
+    Return the tensors of one file, by their names without what training put around them.
+
+    Raises:
+        SourceInvalid: see `open_as_named`; or two tensors would have one name.
+    """
+    return without_wrappers(open_as_named(path))
+
+
+def without_wrappers(checkpoint: Checkpoint) -> Checkpoint:
+    """
+    Return a checkpoint whose names are without what training put around them.
+
+    Raises:
+        SourceInvalid: two tensors would have one name.
+    """
+    names, wrappers = unwrapped(checkpoint.where, checkpoint.tensors)
+    tensors = {names[name]: stored for name, stored in checkpoint.tensors.items()}
+    return Checkpoint(checkpoint.where, tensors, (*checkpoint.wrappers, *wrappers))
+
+
+def open_as_named(path: Path) -> Checkpoint:
+    """
+    Return the tensors of one file, by the names that they have there.
 
     `.safetensors` files are read as such, anything else with `torch.load` restricted to weights.
 
@@ -173,11 +220,14 @@ def open_file(path: Path) -> Checkpoint:
     """
     try:
         if path.suffix == ".safetensors":
-            return Checkpoint(str(path), _open_safetensors(path))
+            return Checkpoint(str(path), open_safetensors(path))
         with warnings.catch_warnings():
             # It warns of pickle protocols; what it makes of one is checked below.
             warnings.simplefilter("ignore")
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            # Mapped, a file of many layers takes no memory for those that are not used; PyTorch's
+            # older format cannot be.
+            mmap = zipfile.is_zipfile(path)
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except SourceInvalid:
         raise
     except FileNotFoundError:
@@ -185,7 +235,7 @@ def open_file(path: Path) -> Checkpoint:
     except pickle.UnpicklingError as error:
         if "Unsupported global" not in str(error):
             raise SourceInvalid(
-                f"{path}: expected a file of weights only: {_first_words(error)}{_size(path)}"
+                f"{path}: expected a file of weights only: {_first_words(error)}{looks_like(path)}"
             ) from error
         raise SourceInvalid(
             f"{path}: expected a state dict, got objects of other classes; save the weights alone:"
@@ -200,47 +250,19 @@ def open_file(path: Path) -> Checkpoint:
         # torch's restricted reader raises whatever it stumbles on in bytes of another kind:
         # KeyError, IndexError, struct.error, ...
         raise SourceInvalid(
-            f"{path}: expected a file of weights only: {_first_words(error)}{_size(path)}"
+            f"{path}: expected a file of weights only: {_first_words(error)}{looks_like(path)}"
         ) from error
     if not isinstance(state, Mapping):
         raise SourceInvalid(
             f"{path}: expected a state dict, got {type(state).__name__}; save it with"
             " torch.save(layer.state_dict(), FILE)"
         )
-    nested = [key for key, value in state.items() if isinstance(value, Mapping)]
-    if nested and not any(isinstance(value, Tensor) for value in state.values()):
-        raise SourceInvalid(
-            f"{path}: expected a state dict, got a training checkpoint; save what it holds under"
-            f" {str(nested[0])!r} as a file of its own"
-        )
-    return from_values(str(path), state)
+    inner, nests = innermost(str(path), state)
+    return replace(from_values(str(path), inner), wrappers=nests)
 
 
 def _first_words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0].split(". ")[0].rstrip(": ")
-
-
-def open_folder(directory: Path) -> Checkpoint:
-    """
-    Return the tensors of a folder with `model.safetensors`, or with shards and their index.
-
-    Where there is an index, each tensor comes from the shard that the index names.
-
-    Raises:
-        SourceInvalid: a file is missing or damaged, or it is ambiguous which tensors count.
-    """
-    index = directory / INDEX_FILE
-    if index.exists():
-        return Checkpoint(str(directory), _open_shards(directory, index))
-    file = directory / SINGLE_FILE
-    shards = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
-    if shards:
-        beside = f" and a {SINGLE_FILE} that may be stale" if file.exists() else ""
-        raise SourceInvalid(
-            f"{directory}: expected {INDEX_FILE} beside {shards[0]}, got none{beside};"
-            " add the index of the shards, or delete the files that are not part of the model"
-        )
-    return Checkpoint(str(file), _open_weights(file))
 
 
 def _stored(value: object) -> Stored:
@@ -249,73 +271,15 @@ def _stored(value: object) -> Stored:
     return Stored(None, (), lambda: value)
 
 
-def _open_shards(directory: Path, index: Path) -> dict[str, Stored]:
-    shard_of = _weight_map(index)
-    shards = sorted(set(shard_of.values()))
-    if (directory / SINGLE_FILE).exists() and SINGLE_FILE not in shards:
-        raise SourceInvalid(
-            f"{directory}: ambiguous: {SINGLE_FILE} is there, but {INDEX_FILE} does not list it;"
-            f" delete {SINGLE_FILE} if the shards are the model, else delete {INDEX_FILE}"
-            " and the shards"
-        )
-    tensors: dict[str, Stored] = {}
-    found_in: dict[str, str] = {}
-    for shard in shards:
-        for name, stored in _open_weights(directory / shard).items():
-            if name in found_in:
-                raise SourceInvalid(
-                    f"{directory}: ambiguous: {name} is in both {found_in[name]} and {shard}"
-                )
-            found_in[name], tensors[name] = shard, stored
-    for name in sorted(shard_of.keys() | found_in.keys()):
-        if name not in shard_of:
-            raise SourceInvalid(
-                f"{directory / found_in[name]}: {name}: expected only tensors that"
-                f" {INDEX_FILE} lists; the index and the shard are of different models"
-            )
-        if found_in.get(name) != shard_of[name]:
-            raise SourceInvalid(
-                f"{directory / shard_of[name]}: expected a tensor {name}, as {INDEX_FILE} says,"
-                f" got none{f'; it is in {found_in[name]}' if name in found_in else ''}"
-            )
-    return tensors
+def open_safetensors(file: Path) -> dict[str, Stored]:
+    """
+    Return the tensors of a safetensors file.
 
-
-def _weight_map(index: Path) -> dict[str, str]:
-    value = read_json(index)
-    shard_of = value.get("weight_map") if isinstance(value, dict) else None
-    if not isinstance(shard_of, dict) or not shard_of:
-        raise SourceInvalid(f"{index}: weight_map: expected the shard of each tensor, got none")
-    for name, shard in shard_of.items():
-        # A name and no path: an index must not lead out of its folder.
-        if not isinstance(shard, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", shard):
-            raise SourceInvalid(
-                f"{index}: weight_map: {name}: expected the name of a .safetensors file"
-                f" in the same folder, got {shard!r}"
-            )
-    return shard_of
-
-
-def _open_weights(file: Path) -> dict[str, Stored]:
-    """Open a file of a folder; see `open_folder`."""
-    try:
-        return _open_safetensors(file)
-    except FileNotFoundError:
-        others = [
-            name for name in ("pytorch_model.bin", "tf_model.h5") if (file.parent / name).exists()
-        ]
-        cure = (
-            f"; {others[0]} is not read: load the model and save it again with"
-            " save_pretrained(DIR, safe_serialization=True)"
-            if others
-            else ""
-        )
-        raise SourceInvalid(f"{file}: no such file; expected safetensors weights{cure}") from None
-    except (SafetensorError, OSError) as error:
-        raise SourceInvalid(f"{file}: expected safetensors: {error}{_size(file)}") from None
-
-
-def _open_safetensors(file: Path) -> dict[str, Stored]:
+    Raises:
+        SafetensorError: it is none.
+        SourceInvalid: a name is there twice.
+        OSError: it cannot be read.
+    """
     tensors = {}
     with safe_open(file, framework="pt") as opened:
         for name in opened.keys():  # noqa: SIM118 (not a dict: it cannot be iterated)
@@ -337,7 +301,7 @@ def _read(file: Path, name: str) -> Tensor:
         raise SourceInvalid(f"{file}: {name}: cannot be read: {error}") from None
 
 
-def _size(file: Path) -> str:
+def looks_like(file: Path) -> str:
     """Say what a file that is no file of weights looks like, and what to do about it."""
     try:
         with file.open("rb") as opened:

@@ -15,6 +15,8 @@ NOT_WEIGHTS = (
 )
 """What to do about a tensor whose dtype is not that of weights."""
 
+_IN_PYTHON = "describe the layer in Python, as a LayerSpec, and export that with --from-python"
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -80,27 +82,27 @@ _KINDS = (
     ),
     _Kind(
         r"rotary.*|rope.*|inv_freq|freqs(_.*)?|(cos|sin)(_.*)?|.*_(cos|sin)|embed_positions",
-        "rotary positions: they turn queries and keys by their place, which the formula of this"
-        " version does not; a layer with them cannot be exported",
+        "rotary positions: they turn queries and keys by their place, which a layer of this kind"
+        f" does not; {_IN_PYTHON}",
         reach="encoder",
     ),
     _Kind(
         r"distance_embedding|rel(ative)?_.*|rel_?pos.*|.*_rel(ative)?_.*|alibi.*|slopes?"
         r"|pos_(proj|bias)(_.*)?|r_[wrs]_bias|pos_(key|query)_proj",
-        "relative positions: they add terms inside the softmax that the formula of this version"
-        " does not have; a layer with them cannot be exported",
+        "relative positions: they add terms inside the softmax that a layer of this kind does not"
+        f" have; if they are a bias for each distance, {_IN_PYTHON}",
         reach="encoder",
     ),
     _Kind(
         r"bias_[kv]",
-        "add_bias_kv (bias_k, bias_v) is not supported: it adds a learned key and value to every"
-        " sequence; train or save the layer with add_bias_kv=False",
+        "a learned key and value (add_bias_kv), which is read from the state dict of an"
+        " nn.MultiheadAttention: --from-torch FILE",
     ),
     _Kind(
         r"(q|k|v|query|key|value|qk|kv|head|attn|inner_attn)_?(layer_?)?(norm|ln)\d*"
         r"|(layer_?)?(norm|ln)_?(q|k|v|query|key|value|qk)|(layer_?|rms_?)?norm\d*|ln\d*",
-        "a normalisation inside the layer, of queries, keys or values, which the formula of this"
-        " version does not have; a layer with it cannot be exported",
+        "a normalisation inside the layer, of queries, keys or values, which a layer of this kind"
+        f" does not have; if it is of queries and keys, {_IN_PYTHON}",
     ),
 )
 

@@ -59,8 +59,10 @@ def test_open_folder_reads_each_tensor_from_the_shard_of_the_index(
     source = from_hf(tmp_path, layer)
 
     start = f"bert.encoder.layer.{layer}.attention"
-    assert torch.equal(source.layer.out.weight, tensors[f"{start}.output.dense.weight"])
-    queries = source.layer.query_key_value.weight[:8]
+    assert torch.equal(
+        source.spec.tensors["output.weight"], tensors[f"{start}.output.dense.weight"]
+    )
+    queries = source.spec.tensors["query.weight"]
     assert torch.equal(queries, tensors[f"{start}.self.query.weight"])
 
 
@@ -71,7 +73,7 @@ def test_open_folder_layer_across_two_shards_is_put_together(tmp_path: Path) -> 
 
     source = from_hf(tmp_path, 4)
 
-    assert torch.equal(source.layer.query_key_value.weight[:8], tensors[NAME])
+    assert torch.equal(source.spec.tensors["query.weight"], tensors[NAME])
 
 
 def test_open_folder_index_may_list_the_single_file(tmp_path: Path) -> None:
@@ -81,7 +83,7 @@ def test_open_folder_index_may_list_the_single_file(tmp_path: Path) -> None:
 
     source = from_hf(tmp_path, 4)
 
-    assert torch.equal(source.layer.query_key_value.weight[:8], tensors[NAME])
+    assert torch.equal(source.spec.tensors["query.weight"], tensors[NAME])
 
 
 def test_open_folder_link_to_a_file_elsewhere_is_followed(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_open_folder_link_to_a_file_elsewhere_is_followed(tmp_path: Path) -> Non
 
     source = from_hf(snapshot, 4)
 
-    assert torch.equal(source.layer.query_key_value.weight[:8], tensors[NAME])
+    assert torch.equal(source.spec.tensors["query.weight"], tensors[NAME])
 
 
 @pytest.mark.fault("G3")
@@ -252,18 +254,6 @@ def test_open_folder_configuration_with_a_key_twice_is_refused(tmp_path: Path) -
     assert _refusal(tmp_path).endswith("'num_attention_heads' is there twice; expected it once")
 
 
-def test_open_folder_weights_in_another_format_are_named(tmp_path: Path) -> None:
-    """The message says how to get the format that is read."""
-    write_checkpoint(tmp_path)
-    (tmp_path / SINGLE).rename(tmp_path / "pytorch_model.bin")
-
-    assert _refusal(tmp_path) == (
-        f"{tmp_path / SINGLE}: no such file; expected safetensors weights; pytorch_model.bin is"
-        " not read: load the model and save it again with"
-        " save_pretrained(DIR, safe_serialization=True)"
-    )
-
-
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 90868376\n"
 
 WRONG_FILES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -318,8 +308,8 @@ def test_open_folder_every_layer_of_every_form_is_readable(tmp_path: Path) -> No
 
     found = [
         torch.equal(
-            from_hf(tmp_path / "one", layer).layer.out.weight,
-            from_hf(tmp_path / "shards", layer).layer.out.weight,
+            from_hf(tmp_path / "one", layer).spec.tensors["output.weight"],
+            from_hf(tmp_path / "shards", layer).spec.tensors["output.weight"],
         )
         for layer in range(LAYERS)
     ]

@@ -1,0 +1,1 @@
+"""How the families of Hugging Face checkpoints lay out their attention: one file a family."""

@@ -1,0 +1,1 @@
+"""Families of checkpoints, each against transformers' own modules."""
