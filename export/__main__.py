@@ -6,15 +6,21 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.filesize import decimal
 
+from export.assumptions import assumptions, origin_lines
 from export.console import err, out, print_parity, progress, proof
 from export.errors import ExportRefused, SourceInvalid
-from export.families import read_config
-from export.options import parse_export, parse_verify
-from service.contract import FP32_TOLERANCE, LayerConfig
+from export.families.config import read_config
+from export.options import ALL, parse_export, parse_verify
+from service.contract import FP32_TOLERANCE, NAME_PATTERN, is_valid_name
 from service.errors import HeadwiseError
+
+if TYPE_CHECKING:
+    from export.sources import Source
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,8 +40,9 @@ def _check_files(args: argparse.Namespace) -> None:
     if args.from_hf is not None:
         read_config(args.from_hf)
     file = args.from_torch
-    if file is not None and not file.exists():
-        raise SourceInvalid(f"{file}: no such file")
+    for needed in (file, *args.check):
+        if needed is not None and not needed.exists():
+            raise SourceInvalid(f"{needed}: no such file")
     if file is not None and file.is_dir():
         raise SourceInvalid(
             f"{file}: expected a file with a state dict, got a directory; a checkpoint directory"
@@ -44,44 +51,77 @@ def _check_files(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from service.inference.artifact import published_versions
-
-    if args.if_missing and published_versions(args.repository, args.name):
-        out.print(f"{args.name} is published already; nothing to do")
+    """Publish what the options name; `--layer all` in turn, until one fails."""
+    if args.layer != ALL and _is_published(args, args.name):
         return 0
     _check_files(args)
     with err.status("loading PyTorch"):  # seconds: only those who export should wait
-        from export import publish, sources
+        from export import chosen
+    if args.layer != ALL:
+        _publish(args, args.name, partial(chosen.source_of, args))
+        return 0
+    layers = chosen.layers_of(args)
+    published: list[str] = []
+    for layer in range(layers.count):
+        name = _name_of(args, layer)
+        if _is_published(args, name):
+            continue
+        try:
+            _publish(args, name, partial(layers.source, layer))
+        except BaseException as error:  # an interruption, too
+            error.add_note(f"at layer {layer}; {_listed(published)}")
+            raise
+        published.append(name)
+    out.print(_listed(published), soft_wrap=True, markup=False, highlight=False)
+    return 0
+
+
+def _name_of(args: argparse.Namespace, layer: int) -> str:
+    name = f"{args.name}-{layer}"
+    if not is_valid_name(name):
+        raise ExportRefused(f"--name: {name}: expected {NAME_PATTERN}; say a shorter one")
+    return name
+
+
+def _listed(published: list[str]) -> str:
+    return f"published: {', '.join(published)}" if published else "nothing was published"
+
+
+def _is_published(args: argparse.Namespace, name: str) -> bool:
+    """Say whether `--if-missing` spares this name."""
+    from service.inference.artifact import published_versions
+
+    if not args.if_missing or not published_versions(args.repository, name):
+        return False
+    out.print(f"{name} is published already; nothing to do")
+    return True
+
+
+def _publish(args: argparse.Namespace, name: str, read: "Callable[[], Source]") -> None:
+    """Publish one layer, and say of what it was made, how near it came and what was assumed."""
+    from export import publish
+
     with err.status("reading the weights"):
-        if args.from_torch is not None:
-            source = sources.from_torch(
-                args.from_torch,
-                args.num_heads,
-                prefix=args.prefix or "",
-                attention=args.attention,
-            )
-        elif args.from_hf is not None:
-            source = sources.from_hf(args.from_hf, args.layer)
-        else:
-            source = sources.random_layer(
-                args.embed_dim,
-                args.num_heads,
-                seed=args.seed or 0,
-                memory_dim=args.memory_dim,
-                bias=not args.no_bias,
-            )
-    with progress(f"proving {args.name}") as advance:
+        read_once = [read()]
+    for line in origin_lines(read_once[0].origin, read_once[0].tensors):
+        out.print(line, soft_wrap=True, markup=False, highlight=False)
+    with progress(f"proving {name}") as advance:
         artifact = publish.publish(
-            source,
+            read_once.pop(),  # not held here, so that `publish` can let go of the weights
             args.repository,
-            args.name,
+            name,
             threads=_threads(),
+            checks=args.check,
             on_cell=advance,
-            on_warning=lambda text: err.print(
-                f"PyTorch's exporter: {text}", style="yellow", markup=False, soft_wrap=True
-            ),
         )
     print_parity(artifact.manifest.parity)
+    if artifact.manifest.proof == "reduced":
+        out.print(
+            "proof: reduced, since the weights exceed 1 GB: fewer and shorter calls were tried"
+            " (docs/exporting.md, What a proof takes)",
+            soft_wrap=True,
+            highlight=False,
+        )
     size = decimal(sum(entry.size_bytes for entry in artifact.manifest.files.values()))
     out.print(f"published {artifact.path} ({size})", soft_wrap=True, markup=False)
     if (scale := artifact.manifest.input_scale) < 1:
@@ -91,36 +131,17 @@ def _export(args: argparse.Namespace) -> int:
             soft_wrap=True,
             highlight=False,
         )
-    for line in _assumptions(args, artifact.manifest.layer):
+    for line in assumptions(args, artifact.manifest):
         out.print(line, soft_wrap=True, markup=False, highlight=False)
-    return 0
-
-
-def _assumptions(args: argparse.Namespace, layer: LayerConfig) -> list[str]:
-    """Say what no weight shows, and where it was taken from; nothing for a seed's layer."""
-    if args.from_torch is None and args.from_hf is None:
-        return []
-    heads = "--num-heads" if args.from_hf is None else "num_attention_heads in config.json"
-    if args.from_hf is not None:
-        source = "the layout of the checkpoint"
-    elif args.attention is not None:
-        source = "--attention"
-    else:
-        source = "separate weights" if layer.is_cross else "packed weights, no --attention cross"
-    order = "" if layer.is_cross else "; not causal unless a call says so"
-    return [
-        "The parity above cannot show these, which were assumed:",
-        f"  {layer.num_heads} heads of width {layer.head_dim} ({heads})",
-        f"  {'cross' if layer.is_cross else 'self'}-attention ({source}){order}",
-        "  no add_zero_attn, and no computation of the model's own code around these weights",
-    ]
 
 
 def _verify(args: argparse.Namespace) -> int:
     with err.status("loading PyTorch"):
         from export import publish
     with progress(f"verifying {args.artifact}") as advance:
-        found = publish.verify(args.artifact, threads=_threads(), on_cell=advance)
+        found = publish.verify(
+            args.artifact, threads=_threads(), checks=args.check, on_cell=advance
+        )
     print_parity(found.rows)
     out.print(f"verified {args.artifact}", soft_wrap=True, markup=False)
     before = found.manifest
@@ -140,24 +161,36 @@ def _report_failure(command: Callable[[], int]) -> int:
     try:
         with _raised(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             return command()
-    except (HeadwiseError, ExportRefused) as error:
-        reason, status = str(error), 1
-    except OSError as error:
-        where = "" if error.filename is None else f"{error.filename}: "
-        reason, status = f"{where}{error.strerror or error}", 1
-    except KeyboardInterrupt as error:
-        number = error.number if isinstance(error, _Ended) else signal.SIGINT
-        reason, status = "interrupted; nothing was published", 128 + number
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):
+    except (Exception, KeyboardInterrupt) as error:
+        reason, status = _reason(error), 1
+        if reason is None:
             raise
-        reason, status = f"not enough memory; {_MEMORY_CURE}", 1
-    err.print(f"error: {reason}", soft_wrap=True, markup=False, highlight=False)
+        notes = list(getattr(error, "__notes__", []))
+        if isinstance(error, KeyboardInterrupt):
+            number = error.number if isinstance(error, _Ended) else signal.SIGINT
+            status, notes = 128 + number, notes or ["nothing was published"]
+    line = "; ".join((reason, *notes))
+    err.print(f"error: {line}", soft_wrap=True, markup=False, highlight=False)
     return status
 
 
+def _reason(error: BaseException) -> str | None:
+    """Return what a user can mend or has done; None for a mistake in this program."""
+    if isinstance(error, (HeadwiseError, ExportRefused)):
+        return str(error)
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{error.filename}: "
+        return f"{where}{error.strerror or error}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    is_torchs = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+    if isinstance(error, MemoryError) or is_torchs:
+        return f"not enough memory; {_MEMORY_CURE}"
+    return None
+
+
 _MEMORY_CURE = (
-    "an export takes about five times the layer's weights and 1.5 GB; end what else runs here, or"
+    "an export takes about four times the layer's weights and 1.5 GB; end what else runs here, or"
     " export on a larger machine: artifacts may be copied"
 )
 

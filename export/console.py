@@ -18,8 +18,9 @@ from rich.table import Table
 
 from service.contract import FP32_TOLERANCE, ParityRow
 
-out = Console()
-err = Console(stderr=True)
+# Names of files and functions are shown as they are: `mine:x:` is no emoji.
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 _LONG_S = 5.0
 """A proof that takes longer is told of beforehand."""
@@ -66,19 +67,27 @@ def print_parity(rows: tuple[ParityRow, ...]) -> None:
     for column in ("checks", "output, relative", "weights, absolute"):
         table.add_column(column, justify="right")
     for reference in dict.fromkeys(row.reference for row in rows):
-        own = [row for row in rows if row.reference == reference]
+        checks = [row for row in rows if row.reference == reference]
         table.add_row(
             reference,
-            str(len(own)),
-            f"{max(row.output_error for row in own):.2e}",
-            f"{max(row.weights_error or 0.0 for row in own):.2e}",
+            str(len(checks)),
+            f"{max(row.output_error for row in checks):.2e}",
+            f"{max(row.weights_error or 0.0 for row in checks):.2e}",
         )
     out.print(table)
-    out.print(
-        "formula: float64 numpy; layer: the PyTorch layer as exported; torch:"
-        " torch.nn.MultiheadAttention; alone: each sequence of a batch by itself",
-        highlight=False,
-    )
+    references = {row.reference.split()[0] for row in rows}
+    known = [f"{name}: {words}" for name, words in _REFERENCES.items() if name in references]
+    out.print("; ".join(known), highlight=False, markup=False)
+
+
+_REFERENCES = {
+    "formula": "float64 numpy",
+    "layer": "the PyTorch layer as exported",
+    "torch": "torch.nn.MultiheadAttention",
+    "module": "the module that came with the weights",
+    "alone": "each sequence of a batch by itself",
+    "check": "expected answers of a file",
+}
 
 
 def proof(proven_on: Mapping[str, str | int], versions: Mapping[str, str], error: float) -> str:
