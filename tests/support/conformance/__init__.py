@@ -1,0 +1,1 @@
+"""ONNX's tests of its attention operators, run through exported layers."""
