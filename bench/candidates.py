@@ -17,11 +17,11 @@ import numpy as np
 import onnxruntime
 
 from bench.turns import Array, Prepare, Run, embeddings_of, once
-from service.contract import LayerConfig
 from service.host.malloc import keep_blocks
 from service.inference.artifact import read_graph
 from service.inference.calls import Inputs
 from service.inference.engine import OnnxEngine
+from service.layer_config import LayerConfig
 
 PEAK_SIZES: Final = (1024, 2048, 2048)
 
@@ -209,12 +209,10 @@ def export_naively(graph: Path, config: LayerConfig, paths: Mapping[bool, Path])
 
 def _torch_layer(graph: Path, config: LayerConfig) -> Any:
     """Return `nn.MultiheadAttention` with the weights of one of our graphs."""
-    from export.graph import read_state
-    from export.sources import from_state
+    from export.torch_reference import torch_layer
+    from export.weights_file import read_spec
 
-    origin: dict[str, str | int] = {"kind": "graph"}
-    state = read_state(read_graph(graph), config)
-    return from_state(state, config.num_heads, origin=origin).reference
+    return torch_layer(read_spec(read_graph(graph), config))
 
 
 def _session(model: Path | bytes, threads: int) -> onnxruntime.InferenceSession:

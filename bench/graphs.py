@@ -22,7 +22,6 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from export.attention import MultiHeadAttention
 from export.graph import write_graph
 from export.sources import random_layer
 
@@ -42,32 +41,20 @@ class Candidate:
 
 
 class _Variant(nn.Module):
-    """The layer with another core between its projections."""
+    """A layer of random weights with one projection or three, and a core behind them."""
 
     def __init__(
-        self, layer: MultiHeadAttention, core: Callable[..., tuple[Tensor, Tensor]]
+        self, core: Callable[..., tuple[Tensor, Tensor]], *, is_fused: bool = True
     ) -> None:
         super().__init__()
-        self.layer, self.core = layer, core
+        widths = [3 * EMBED_DIM] if is_fused else [EMBED_DIM] * 3
+        self.parts = nn.ModuleList(nn.Linear(EMBED_DIM, width) for width in widths)
+        self.core, self.out = core, nn.Linear(EMBED_DIM, EMBED_DIM)
 
     def forward(self, x: Tensor, mask: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v = self.layer.project(x, None)
+        parts = [part(x) for part in self.parts]
+        q, k, v = parts[0].chunk(3, dim=-1) if len(parts) == 1 else parts
         concat, weights = self.core(q, k, v, mask, heads)
-        return self.layer.out(concat), weights
-
-
-class _Split(nn.Module):
-    """The same with three projections in place of the fused one."""
-
-    def __init__(
-        self, layer: MultiHeadAttention, core: Callable[..., tuple[Tensor, Tensor]]
-    ) -> None:
-        super().__init__()
-        self.core, self.out = core, layer.out
-        self.parts = nn.ModuleList(nn.Linear(EMBED_DIM, EMBED_DIM) for _ in range(3))
-
-    def forward(self, x: Tensor, mask: Tensor, heads: Tensor) -> tuple[Tensor, Tensor]:
-        concat, weights = self.core(*(part(x) for part in self.parts), mask, heads)
         return self.out(concat), weights
 
 
@@ -108,7 +95,7 @@ def main() -> None:
 
 
 def _candidates(directory: Path) -> tuple[list[Candidate], dict[str, int]]:
-    layer = random_layer(EMBED_DIM, HEADS, seed=0).layer
+    spec = random_layer(EMBED_DIM, HEADS, seed=0).spec
     memory: dict[str, int] = {}
 
     def session(name: str, write: Callable[[Path], object]) -> onnxruntime.InferenceSession:
@@ -123,11 +110,11 @@ def _candidates(directory: Path) -> tuple[list[Candidate], dict[str, int]]:
     def export(module: nn.Module) -> Callable[[Path], object]:
         return lambda path: _export(module, path)
 
-    three = session("bare, 3 projections", export(_Split(layer, bare)))
-    fused = session("bare, fused", export(_Variant(layer, bare)))
-    neutral = session("neutral masks", export(_Variant(layer, full)))
-    plain = session("decomposed", export(_Variant(layer, decomposed)))
-    chosen = session("if", lambda path: write_graph(layer, path))
+    three = session("bare, 3 projections", export(_Variant(bare, is_fused=False)))
+    fused = session("bare, fused", export(_Variant(bare)))
+    neutral = session("neutral masks", export(_Variant(full)))
+    plain = session("decomposed", export(_Variant(decomposed)))
+    chosen = session("if", lambda path: write_graph(spec, path))
     return [
         Candidate("bare, 3 projections", three, ["output"], _neutral),
         Candidate("bare, fused", fused, ["output"], _neutral),

@@ -29,12 +29,13 @@ from bench.many_callers import GRAPH, publish
 from bench.results import Results, Sample, Work, results_of, spread
 from bench.servers import headwise
 from bench.turns import Candidate, embeddings_of, once
-from service.contract import GRAPH_FILE, MANIFEST_FILE, LayerConfig
+from service.contract import GRAPH_FILE, MANIFEST_FILE
 from service.host.cpu import cpu_budget
 from service.host.malloc import keep_blocks
 from service.inference.artifact import read_graph
 from service.inference.calls import Inputs
 from service.inference.engine import OnnxEngine
+from service.layer_config import LayerConfig
 
 US: Final = "headwise"
 CONFIG: Final = LayerConfig(768, 12)
@@ -232,7 +233,7 @@ def write_random(config: LayerConfig, path: Path) -> None:
     from export.graph import write_graph
     from export.sources import random_layer
 
-    write_graph(random_layer(config.embed_dim, config.num_heads, seed=0).layer, path)
+    write_graph(random_layer(config.embed_dim, config.num_heads, seed=0).spec, path)
 
 
 def _memory(quick: bool) -> Part:

@@ -28,9 +28,9 @@ from bench.candidates import PEAK_SIZES, bare, compiled, eager, engine, matrix_p
 from bench.many_callers import GRAPH, publish
 from bench.results import US, Results, Sample, Work, ratios, results_of, spread
 from bench.turns import Array, Candidate, Failed, Prepare, embeddings_of
-from service.contract import LayerConfig
 from service.host.cpu import cpu_budget
 from service.inference.parity import relative_error
+from service.layer_config import LayerConfig
 
 BENCH: Final = "inprocess"
 PEAK: Final = "matrix product"

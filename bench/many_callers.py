@@ -27,7 +27,6 @@ from loadtest.drive import closed_load, open_load
 from loadtest.endpoint import Endpoint, request_bytes
 from loadtest.plan import Plan
 from loadtest.records import Records
-from service.contract import LayerConfig
 from service.inference.artifact import read_graph
 from service.inference.batches import (
     Batch,
@@ -37,6 +36,7 @@ from service.inference.batches import (
 )
 from service.inference.calls import Call, Inputs
 from service.inference.engine import OnnxEngine
+from service.layer_config import LayerConfig
 from service.settings import Settings
 
 REPOSITORY = ROOT / "artifacts"
@@ -222,7 +222,7 @@ def _engine_rate(lengths: list[int]) -> float:
         [slice_] = slices_of(call, limits)
         if not batches or not batches[-1].try_add(slice_, limits):
             batches.append(Batch.of(slice_))
-    stacked = [stacked_inputs(batch) for batch in batches]
+    stacked = [stacked_inputs(batch, engine.layer) for batch in batches]
     started, runs = time.perf_counter(), 0
     while time.perf_counter() - started < SECONDS:
         for inputs in stacked:

@@ -35,9 +35,9 @@ from service.app import make_server
 from service.codecs import attention_json, attention_safetensors, oip_request, oip_response
 from service.codecs.chunks import Chunk, gathered
 from service.codecs.compression import decompress
-from service.contract import LayerConfig
 from service.host.malloc import keep_blocks
 from service.inference.calls import Answer, Options, Stages
+from service.layer_config import LayerConfig
 from service.logs import configure
 from service.settings import Settings
 from service.telemetry.access_log import AccessLog

@@ -33,12 +33,12 @@ from bench.shared_request import shared_request
 from loadtest.endpoint import request_bytes
 from service.codecs import attention_json
 from service.codecs.chunks import gathered
-from service.contract import LayerConfig
 from service.host.malloc import keep_blocks
 from service.inference.artifact import read_graph
 from service.inference.calls import Answer, Inputs, Stages
 from service.inference.engine import OnnxEngine
 from service.inference.validation import Limits
+from service.layer_config import LayerConfig
 
 SHAPES = ((1, 1), (1, 8), (1, 32), (1, 128))
 

@@ -18,8 +18,8 @@ from bench.peers.check import Wrong, check
 from bench.peers.errors import Unavailable
 from bench.peers.peer import WIDTH, Peer
 from bench.peers.tune import tune
-from service.contract import LayerConfig
 from service.host.cpu import cpu_budget
+from service.layer_config import LayerConfig
 
 
 def main(argv: Sequence[str], peers: Mapping[str, Peer] = PEERS) -> int:

@@ -9,11 +9,12 @@ from pathlib import Path
 from bench.peers.messages import Format
 from bench.peers.peer import Peer, Tensors, embeddings
 from bench.servers import HOST
-from service.contract import FP32_TOLERANCE, LayerConfig
+from service.contract import FP32_TOLERANCE
 from service.inference.artifact import read_graph
 from service.inference.calls import Inputs
 from service.inference.engine import OnnxEngine
 from service.inference.parity import relative_error
+from service.layer_config import LayerConfig
 
 SHAPES = ((1, 1), (1, 8), (2, 5))
 _ALIKE = 4

@@ -23,8 +23,8 @@ from bench.inprocess import (
 )
 from bench.results import Work
 from bench.turns import Candidate, Failed, Prepare, Run, embeddings_of, once
-from service.contract import LayerConfig
 from service.inference.artifact import find_artifacts, read_artifact
+from service.layer_config import LayerConfig
 from tests.support.layers import CONFIGS, Layers
 from tests.support.server import until
 
