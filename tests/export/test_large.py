@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export.gate import formula_of
-from export.publish import publish, verify
+from export.publish import publish
 from export.sources import Source, random_layer
 from service.contract import FP32_TOLERANCE
 from service.inference.artifact import read_artifact
@@ -23,7 +23,7 @@ def _source() -> Source:
 
 
 @pytest.mark.slow
-def test_layer_above_two_gigabytes_is_published_verified_and_answered(tmp_path: Path) -> None:
+def test_layer_above_two_gigabytes_is_published_and_answered(tmp_path: Path) -> None:
     """Its weights lie in a file beside the graph; the proof says that it was a reduced one."""
     artifact = publish(_source(), tmp_path, "large", threads=2)
 
@@ -33,7 +33,7 @@ def test_layer_above_two_gigabytes_is_published_verified_and_answered(tmp_path: 
     assert (path / "layer.weights").stat().st_size > PROTOBUF_BYTES
     assert (path / "layer.onnx").stat().st_size < 2**20
     assert manifest.proof == "reduced"
-    assert verify(path, threads=2).worst_error <= FP32_TOLERANCE
+    assert manifest.worst_output_error <= FP32_TOLERANCE
     embeddings = np.random.default_rng(0).standard_normal((1, 3, 16384), np.float32)
     expected = formula_of(_source()).plain_output(embeddings)
     served = read_artifact(path)
