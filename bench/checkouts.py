@@ -4,8 +4,9 @@ One checkout against another, such as a worktree of an older commit, in turn.
     git worktree add ../before COMMIT
     python -m bench.checkouts ../before [--rounds N] [--seconds S] [--out FILE]
 
-Both serve the same layer with their default settings, in this environment, and write their
-logs to files.  A ratio above 1 means that this checkout answers more calls a second.
+Both serve the same layer, each as its own exporter published it, with their default settings, in
+this environment, and write their logs to files.  A ratio above 1 means that this checkout answers
+more calls a second.
 """
 
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bench import wrk
-from bench.many_callers import REPOSITORY, publish
+from bench.many_callers import publish
 from bench.pairs import Pair, compare, parser, work_of
 from bench.servers import headwise
 
@@ -33,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (options.other / "service" / "__main__.py").is_file():
         command.error(f"{options.other}: expected a checkout of Headwise")
     wrk.fetch()
-    publish()
-    with headwise(REPOSITORY) as this, headwise(REPOSITORY, checkout=options.other) as other:
+    # An older server need not read what a newer exporter writes.
+    ours, theirs = publish(), publish(options.other)
+    with headwise(ours) as this, headwise(theirs, checkout=options.other) as other:
         compare(PAIR, (this, other), WORKS, options)
     return 0
 

@@ -8,6 +8,7 @@ default one (768 wide, 12 heads), published into `artifacts` when it is missing.
 """
 
 import multiprocessing
+import os
 import platform
 import statistics
 import subprocess
@@ -231,11 +232,12 @@ def _engine_rate(lengths: list[int]) -> float:
     return runs * len(lengths) / (time.perf_counter() - started)
 
 
-def publish() -> None:
-    """Publish the default layer if it is missing."""
-    if not GRAPH.exists():
-        argv = ["--name", "mha", "--embed-dim", str(WIDTH), "--num-heads", "12"]
-        subprocess.run([sys.executable, "-m", "export", *argv], cwd=ROOT, check=True)
+def publish(checkout: Path = ROOT) -> Path:
+    """Return the repository of a checkout, which now has the default layer by its own exporter."""
+    argv = ["--name", "mha", "--embed-dim", str(WIDTH), "--num-heads", "12", "--if-missing"]
+    environ = os.environ | {"PYTHONPATH": str(checkout.resolve())}
+    subprocess.run([sys.executable, "-m", "export", *argv], cwd=checkout, env=environ, check=True)
+    return checkout.resolve() / REPOSITORY.relative_to(ROOT)
 
 
 def machine() -> str:
