@@ -90,7 +90,7 @@ def _of_hf(args: argparse.Namespace, layer: LayerConfig) -> list[str]:
 
 _NO_CODE = "no computation of the model's own code around these weights"
 
-_FAMILY = "config.json, else as the family is"
+_FAMILY = "config.json, or the default of its family"
 """Where what config.json need not say comes from."""
 
 

@@ -13,7 +13,7 @@ HEADLINE = "The parity above cannot show these, which were assumed:"
 NO_CODE = "no computation of the model's own code around these weights"
 TORCH = ["--from-torch", "layer.pt", "--num-heads", "2"]
 HF = ["--from-hf", "dir", "--layer", "0"]
-FAMILY = "(config.json, else as the family is)"
+FAMILY = "(config.json, or the default of its family)"
 
 SAID: dict[str, tuple[list[str], dict[str, Any], list[str]]] = {
     "a saved layer": (

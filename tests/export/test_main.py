@@ -136,7 +136,7 @@ def test_main_publishes_a_layer_of_a_checkpoint(
     assert "  2 heads of width 2 (config.json)\n" in out
     assert (
         "  self-attention (the layout of the checkpoint); not causal unless a call says so"
-        " (config.json, else as the family is)\n" in out
+        " (config.json, or the default of its family)\n" in out
     )
     artifact = read_artifact(tmp_path / "r" / "bert-1" / "1")
     assert artifact.manifest.source == {
