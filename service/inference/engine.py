@@ -124,7 +124,8 @@ class OnnxEngine:
         ProviderUnavailable: `provider` was asked for and is not what would run.
         ThreadsUnavailable: the system starts no more threads.
         ArtifactUnreadable: the runtime cannot read the graph, it names a file other than
-            `WEIGHTS_FILE`, or its signature is not the one that the contract gives for `layer`.
+            `WEIGHTS_FILE`, its signature is not the one that the contract gives for `layer`, or it
+            says that it is of another layer.
     """
 
     def __init__(
