@@ -153,6 +153,16 @@ def _verify(args: argparse.Namespace) -> int:
         f" {FP32_TOLERANCE:g}",
     ):
         out.print(line, soft_wrap=True, markup=False, highlight=False)
+    repeated = {row.reference for row in found.rows}
+    missing = {row.reference for row in before.parity} - repeated
+    if missing:
+        out.print(
+            f"  not repeated: {', '.join(sorted(missing))}; the artifact holds neither a module nor"
+            " files of checks: export again, or give --check FILE",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
     return 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from service.contract import Manifest
 from service.layer_config import LayerConfig
 
-_SHOWN = 4
+_SHOWN = 12
 """How many names of tensors are shown."""
 
 

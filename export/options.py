@@ -83,7 +83,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     )
     weights.add_argument("--head-dim", type=int, metavar="D", help="width of a head (default: E/H)")
     weights.add_argument(
-        "--rotary", type=float, metavar="BASE", help="rotary positions with this base: 10000"
+        "--rotary", type=float, metavar="BASE", help="rotary positions of this base, such as 10000"
     )
     weights.add_argument(
         "--max-positions", type=int, metavar="N", help="rows of the table of --positional learned"

@@ -64,7 +64,7 @@ _WEIGHTS: Final = (
     " in /v2; they come for each head, not averaged"
 )
 
-_CAUSAL: Final = "say causal true: query s attends to key t only if t <= s"
+_CAUSAL: Final = "say causal true or false: true = query s attends to key t only if t <= s"
 
 _EXTRA_KEYS: Final = (
     "learned, zero and sink keys belong to the layer; their weights come as extra_weights beside"

@@ -526,7 +526,7 @@ REFUSALS = [
     v2({"parameters": {"timeout_s": 1}},
        "parameters: unknown key 'timeout_s': it is an option of /v1/attention; in /v2 say parameters.timeout, in microseconds, or X-Request-Timeout-S"),
     v2({"parameters": {"is_causal": True}},
-       "parameters: unknown key 'is_causal': say causal true: query s attends to key t only if t <= s"),
+       "parameters: unknown key 'is_causal': say causal true or false: true = query s attends to key t only if t <= s"),
     v2({"parameters": {"position_ids": [0, 1]}},
        "parameters: unknown key 'position_ids': send positions [B, S], whole numbers from 0, to a layer that has positions (GET /v1/models/{name} lists its inputs); what a model adds to embeddings before the layer is added before the call"),
     v2({"parameters": {"valid_lens": [1]}},
