@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from export.errors import SourceInvalid
-from service.inference.artifact import check_types
+from service.inference.artifact import as_read
 from service.layer_config import LayerConfig
 
 
@@ -47,7 +47,7 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         try:
-            check_types(self.config)
+            object.__setattr__(self, "config", as_read(self.config))
         except ValueError as error:
             raise SourceInvalid(f"LayerConfig: {error}") from None
         expected = tensor_shapes(self.config)

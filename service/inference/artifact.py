@@ -199,9 +199,22 @@ def _read_manifest(path: Path) -> Manifest:
         manifest = _MANIFEST.validate_json(_with_todays_names(text))
     except ValidationError as error:
         raise ArtifactUnreadable(f"{file}: {_first_problem(error)}") from error
+    _check_integers(file, text)
     if not is_valid_name(manifest.name):
         raise ArtifactUnreadable(f"{file}: name: expected {NAME_PATTERN}, not ending in -weights")
     return manifest
+
+
+def _check_integers(file: Path, text: bytes) -> None:
+    """Return when every integer has at most 64 bits: callers are shown the manifest as JSON."""
+
+    def checked(digits: str) -> int:
+        value = int(digits) if len(digits) <= 20 else 2**64
+        if not -(2**63) <= value < 2**64:
+            raise ArtifactUnreadable(f"{file}: expected integers of 64 bits, got {digits[:24]}")
+        return value
+
+    json.loads(text, parse_int=checked)
 
 
 def _with_todays_names(text: bytes) -> bytes:
@@ -220,15 +233,15 @@ def _with_todays_names(text: bytes) -> bytes:
     return json.dumps(values).encode()
 
 
-def check_types(layer: LayerConfig) -> None:
+def as_read(layer: LayerConfig) -> LayerConfig:
     """
-    Return when a manifest of this configuration can be read again.
+    Return a configuration as a manifest of it will be read: numbers as floats where fields are.
 
     Raises:
         ValueError: a value is of another type than its field.
     """
     try:
-        _LAYER.validate_json(layer.to_json())
+        return _LAYER.validate_json(layer.to_json())
     except ValidationError as error:
         raise ValueError(_first_problem(error)) from None
     except TypeError as error:  # nothing that JSON has

@@ -578,6 +578,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: _edit(path, lambda manifest: manifest["layer"].update(num_heads="2")),
         "{path}/manifest.json: layer.num_heads: Input should be a valid integer",
     ),
+    "a number that no caller can be shown": (
+        lambda path: _edit(path, lambda manifest: manifest["parity"][0].update(batch=10**20)),
+        "{path}/manifest.json: expected integers of 64 bits, got 100000000000000000000",
+    ),
     "a version as boolean": (
         lambda path: _edit(path, lambda manifest: manifest.update(version=True)),
         "{path}/manifest.json: version: Input should be a valid integer",

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from service.contract import graph_inputs, graph_outputs
-from service.inference.artifact import check_types
+from service.inference.artifact import as_read
 from service.layer_config import MAX_POSITION, LayerConfig, Norm, PositionBias, Rotary
 
 PLAIN_INPUTS = ["embeddings", "pair_mask", "head_mask", "plain"]
@@ -209,7 +209,7 @@ OF_ANOTHER_TYPE: list[tuple[LayerConfig, str]] = [
 def test_values_of_another_type_are_named(layer: LayerConfig, message: str) -> None:
     """Before anything is computed with them, in the words of the manifest's reader."""
     with pytest.raises(ValueError, match=r".") as caught:
-        check_types(layer)
+        as_read(layer)
 
     assert str(caught.value) == message
 
@@ -217,4 +217,11 @@ def test_values_of_another_type_are_named(layer: LayerConfig, message: str) -> N
 def test_every_kind_of_layer_can_be_written_and_read_again() -> None:
     """What the exporter knows, the manifest's reader knows."""
     for layer in (LayerConfig(8, 2), LayerConfig(8, 2, rotary=Rotary(1e4, 4), norm=Norm("rms", 0))):
-        check_types(layer)
+        assert as_read(layer) == layer
+
+
+def test_whole_numbers_become_floats_where_fields_are() -> None:
+    """As a manifest is read, so that graph and manifest describe a layer in the same words."""
+    layer = as_read(LayerConfig(8, 2, scale=2, rotary=Rotary(10000, 4)))
+
+    assert layer.to_json() == LayerConfig(8, 2, scale=2.0, rotary=Rotary(10000.0, 4)).to_json()
